@@ -1,0 +1,1 @@
+"""Transforms: scores -> weights. One file a mechanism; each registers itself."""

@@ -1,0 +1,91 @@
+"""The interface of a score transform, its spec, and the rules that every transform obeys.
+
+Rules, the same for every transform (scores `[..., K]`, all per row):
+
+- a row without a valid key, or whose valid scores are all -inf, gives zeros and zero gradients;
+- a masked key has weight and gradient exactly 0, whatever its score holds (NaN and inf included);
+- a -inf score counts as masked; NaN or +inf at a valid key makes that row's valid weights NaN and no other row's;
+- float16 and bfloat16 are computed in float32 and cast back; K = 0 gives an empty result.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from attnbench.attention.types import ROLES, Dims, Role
+from attnbench.core.registry import Family, Registry
+from attnbench.core.spec import Spec
+
+
+class ScoreTransform(Protocol):
+    """A pure function, or a torch module when it has parameters."""
+
+    def __call__(
+        self,
+        scores: Float[Tensor, "... K"],
+        *,
+        valid: Bool[Tensor, "..."] | None = None,
+        keep: Bool[Tensor, "..."] | None = None,
+        upper: Float[Tensor, "..."] | None = None,
+    ) -> Float[Tensor, "... K"]:
+        """Weights of each row.
+
+        valid: broadcastable to scores; False gives weight exactly 0. keep: always attended if valid.
+        upper: bounds on the weights, broadcastable to scores.
+        Raises ValueError where the transform cannot honour `keep` or `upper`.
+        """
+        ...
+
+
+class TransformSpec(Spec):
+    """The fields of one transform in YAML, and how to build it."""
+
+    kind: str
+    rows: ClassVar[Literal["simplex", "gates"]] = "simplex"
+    """simplex: a row with a valid key sums to 1. gates: each weight stands alone."""
+    roles: ClassVar[frozenset[Role]] = frozenset(ROLES)
+    needs_upper: ClassVar[bool] = False
+    """True: depends on what was attended before, so only decoders that run step by step can use it."""
+    paper: ClassVar[str] = ""
+
+    def build(self, dims: Dims) -> ScoreTransform:
+        raise NotImplementedError
+
+    def require(self) -> None:
+        """Raise ValueError when a field that has no default (k of top-k) was given neither directly nor by a budget."""
+
+    @classmethod
+    def from_budget(cls, n: int, role: Role) -> Self | None:
+        """The transform that attends n positions; None: it takes no budget."""
+        return None
+
+
+transforms: Registry[TransformSpec] = Registry("transform", TransformSpec, "attnbench.attention.transforms")
+TransformField = Annotated[TransformSpec, Family(lambda: transforms)]
+
+
+class Prepared(NamedTuple):
+    """scores in float32 (or float64) with -inf at every key that gets no weight; alive: the keys that may get some."""
+
+    scores: Float[Tensor, "... K"]
+    alive: Bool[Tensor, "... K"]
+
+
+def prepare(scores: Float[Tensor, "... K"], valid: Bool[Tensor, "..."] | None) -> Prepared:
+    """Scores ready for a row-wise normaliser: widened, and masked with `where` so that no gradient leaks."""
+    wide = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
+    alive = wide != -torch.inf  # NaN counts as alive: it must spoil its row
+    if valid is not None:
+        alive = alive & valid
+    return Prepared(wide.masked_fill(~alive, -torch.inf), alive)
+
+
+def refuse(name: str, **given: Any) -> None:
+    """Raise ValueError for an argument that the transform called `name` cannot honour."""
+    for argument, value in given.items():
+        if value is not None:
+            raise ValueError(f"the transform '{name}' takes no '{argument}'")

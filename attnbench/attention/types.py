@@ -1,0 +1,62 @@
+"""Words the attention floor shares.
+
+Shape letters: `B` batch, `H` heads, `Q` queries, `K` keys, `D` model width, `E` head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Role = Literal["encoder_self", "decoder_self", "cross"]
+ROLES: tuple[Role, ...] = ("encoder_self", "decoder_self", "cross")
+
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(b, h, q, k) -> bool, elementwise over absolute positions; the signature of flex_attention."""
+
+
+class Positions(NamedTuple):
+    """Absolute positions: training passes 0..n-1, a decode step passes [t]."""
+
+    q: Int[Tensor, "Q"]
+    k: Int[Tensor, "K"]
+
+
+class Dims(NamedTuple):
+    """What a part of an attention module may need to know of the module it is built for."""
+
+    layer: int = 0
+    heads: int = 1
+    query_width: int = 1
+    key_width: int = 1
+    longest_source: int = 1024
+
+
+class AttentionOutput(NamedTuple):
+    """context: what the queries received. weights: None unless asked for. history: None where none is kept."""
+
+    context: Float[Tensor, "B Q D"]
+    weights: Float[Tensor, "B H Q K"] | None = None
+    history: History | None = None
+
+
+class History(NamedTuple):
+    """What each source position has received so far; part of a decoder's state, so that beams carry their own."""
+
+    spent: Float[Tensor, "B #H K"]
+    feature: Tensor | None = None
+
+
+class Memory(NamedTuple):
+    """Projected keys and values, and which of them exist. Self-attention caches fill it from the left.
+
+    filled: how many slots hold a key; None when all do.
+    """
+
+    keys: Float[Tensor, "B H K E"]
+    values: Float[Tensor, "B H K E"]
+    valid: Bool[Tensor, "B K"] | None
+    filled: int | None = None

@@ -1,0 +1,1 @@
+"""Floor 0: specs, registries, trees of tensors, seeds and files. Knows nothing of attention."""

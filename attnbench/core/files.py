@@ -1,0 +1,162 @@
+"""Files that are either whole or absent: atomic writes, JSON lines, safe YAML that remembers its lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from attnbench.core.errors import SpecError
+
+YamlPath = tuple[str | int, ...]
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write `content` to `path`: a reader sees the old file or the whole new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode() if isinstance(content, str) else content
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(name)
+        raise
+
+
+@contextmanager
+def folder_atomic(path: Path) -> Iterator[Path]:
+    """Yield an empty folder that is renamed to `path` when the block ends well, and removed when it does not.
+
+    An existing `path` is replaced.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    work.chmod(0o755)
+    try:
+        yield work
+        if path.exists():
+            old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
+            os.replace(path, old / "gone")
+            os.replace(work, path)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.replace(work, path)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def append_jsonl(path: Path, record: Mapping[str, Any]) -> None:
+    """Append one object as one line."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Every whole line of the file; a last line cut off by a kill is left out."""
+    records = []
+    if not path.exists():
+        return records
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if line.endswith("\n") and line.strip():
+            records.append(json.loads(line))
+    return records
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML with the numbers and truth values of YAML 1.2: `1e-3` is a float, `no` is a string."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in {"tag:yaml.org,2002:bool",
+            "tag:yaml.org,2002:float", "tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp"}]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}  # fmt: skip
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), "tTfF")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9][0-9_]*$"), "-+0123456789")
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$"),
+    "-+.0123456789",
+)
+
+
+def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    return int(str(loader.construct_scalar(node)).replace("_", ""))  # PyYAML reads 010 as octal
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+
+
+def _lines(node: yaml.Node | None, path: YamlPath, into: dict[YamlPath, int], name: str) -> None:
+    if node is None:
+        return
+    into.setdefault(path, node.start_mark.line + 1)
+    if isinstance(node, yaml.MappingNode):
+        seen: set[Any] = set()
+        for key, value in node.value:
+            where = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise SpecError(f"{name}:{where}: the key '{key.value}' stands twice; remove one of them")
+                seen.add(key.value)
+                into[(*path, key.value)] = where
+                _lines(value, (*path, key.value), into, name)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            into[(*path, index)] = value.start_mark.line + 1
+            _lines(value, (*path, index), into, name)
+
+
+def parse_yaml(text: str, name: str = "<text>") -> tuple[Any, dict[YamlPath, int]]:
+    """The value of a YAML text, and the line (1-based) on which each path of it begins.
+
+    Raises SpecError for what is not YAML and for a key that stands twice.
+    """
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        lines: dict[YamlPath, int] = {}
+        _lines(node, (), lines, name)
+        return yaml.load(text, Loader=_Loader), lines
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{name}:{mark.line + 1}" if mark else name
+        problem = getattr(error, "problem", None) or str(error)
+        raise SpecError(f"{place}: this is not valid YAML: {problem}") from None
+    except ValueError as error:  # a scalar that its tag cannot hold
+        raise SpecError(f"{name}: this is not valid YAML: {error}") from None
+
+
+def dump_yaml(value: Any) -> str:
+    """YAML text in the order given, which parse_yaml reads back to an equal value."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes the strings that our loader would read as something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Dumper.yaml_implicit_resolvers = {
+    first: [*resolvers, *_Loader.yaml_implicit_resolvers.get(first, [])]
+    for first, resolvers in {**{k: [] for k in _Loader.yaml_implicit_resolvers}, **yaml.SafeDumper.yaml_implicit_resolvers}.items()
+}  # fmt: skip

@@ -1,0 +1,125 @@
+"""Spec: the frozen, strict base of everything a YAML file can say, and the errors it gives."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from attnbench.core.errors import SpecError
+from attnbench.core.files import YamlPath
+
+
+class Spec(BaseModel):
+    """Frozen and strict: an unknown key or a wrong type is an error, never a default.
+
+    Members of an open family (transforms, models, ...) tag themselves with `kind: Literal["name"] = "name"`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, raw: Any) -> Any:
+        if isinstance(raw, Mapping):
+            known = list(cls.model_fields)
+            for key in raw:
+                if key not in known:
+                    raise PydanticCustomError(
+                        "unknown_key", "{message}", {"key": str(key), "message": unknown("key", str(key), known)}
+                    )
+        return raw
+
+    def dump(self) -> dict[str, Any]:
+        """Plain YAML-ready mapping of every field; parsing it gives an equal spec."""
+        return self.model_dump(mode="json")
+
+    def canonical(self) -> dict[str, Any]:
+        """`kind` and every field that differs from its default.
+
+        A field added later with a default that keeps the old behaviour leaves old digests, and so old results, valid.
+        """
+        content = {}
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if name == "kind" or field.is_required() or value != field.get_default(call_default_factory=True):
+                content[name] = _canonical(value)
+        return content
+
+    def digest(self) -> str:
+        """12 hex digits; equal specs have equal digests, different ones differ."""
+        text = json.dumps(self.canonical(), sort_keys=True, ensure_ascii=False, allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def replace(self, **changes: Any) -> Self:
+        """The same spec with some fields changed, validated again."""
+        values = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self).model_validate({**values, **changes})
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, Spec):
+        return value.canonical()
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_canonical(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # `lr: 1` and `lr: 1.0` are one spec
+    return str(value) if isinstance(value, Path) else value
+
+
+def unknown(noun: str, name: str, known: Sequence[str]) -> str:
+    """The message for a name that is not among the known ones: the nearest, then all."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    return f"unknown {noun} '{name}'{hint} (known: {', '.join(known) or 'none'})"
+
+
+def problems(error: ValidationError, at: YamlPath = ()) -> list[tuple[YamlPath, str]]:
+    """(path, message) of each fault, with the faults of nested families at their own paths."""
+    found: list[tuple[YamlPath, str]] = []
+    for item in error.errors():
+        loc = (*at, *item["loc"])
+        context = item.get("ctx") or {}
+        cause = context.get("error")
+        if isinstance(cause, ValidationError):
+            found += problems(cause, loc)
+        elif item["type"] == "unknown_key":
+            found.append(((*loc, context["key"]), context["message"]))
+        elif item["type"] == "missing":
+            found.append((loc, "this key is required and absent"))
+        elif isinstance(cause, Exception):
+            found.append((loc, str(cause)))
+        else:
+            given = item.get("input")
+            shown = f" (given: {given!r})" if isinstance(given, (str, int, float, bool, type(None))) else ""
+            found.append((loc, item["msg"][:1].lower() + item["msg"][1:] + shown))
+    return found
+
+
+def dotted(path: YamlPath) -> str:
+    return ".".join(str(part) for part in path)
+
+
+def spec_error(error: ValidationError, name: str, lines: Mapping[YamlPath, int], at: YamlPath = ()) -> SpecError:
+    """A SpecError that gives the file, line and YAML path of each fault."""
+    rows = []
+    for path, message in problems(error, at):
+        kept = path
+        while kept and kept not in lines:  # a path that the file does not spell out: its nearest parent
+            kept = kept[:-1]
+        place = f"{name}:{lines[kept]}" if kept in lines and lines else name
+        row = f"{place}: {dotted(path)}: {message}" if path else f"{place}: {message}"
+        if row not in rows:
+            rows.append(row)
+    return SpecError("\n".join(rows))

@@ -1,0 +1,35 @@
+"""Nested NamedTuples of tensors: pick and repeat rows of dimension 0. Beam reordering lives here alone."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+X = TypeVar("X")
+
+
+def map_batch(function: Any, tree: X) -> X:
+    """`function` of every tensor with a batch dimension; numbers, None and 0-dim tensors are shared by all rows."""
+    value: Any = tree
+    if isinstance(value, Tensor):
+        return function(value) if value.dim() else value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_batch(function, item) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(map_batch(function, item) for item in value)
+    if value is None or isinstance(value, (int, float, str)):
+        return value
+    raise TypeError(f"a tree holds tensors, numbers, None and tuples of them, not {type(value).__name__}")
+
+
+def select_batch(tree: X, index: Int[Tensor, "B2"]) -> X:
+    """Row `index[i]` of every tensor becomes its row i."""
+    return map_batch(lambda tensor: tensor.index_select(0, index), tree)
+
+
+def expand_batch(tree: X, times: int) -> X:
+    """B rows become B * times, the copies of a row adjacent."""
+    return map_batch(lambda tensor: torch.repeat_interleave(tensor, times, 0), tree)

@@ -1,0 +1,34 @@
+"""What training and evaluation see of prepared data: batches of ids, splits, vocabularies."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+PAD, BOS, EOS, UNK = 0, 1, 2, 3
+SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
+
+
+class Batch(NamedTuple):
+    """Sentence pairs padded on the right with PAD. A source ends with EOS.
+
+    target_in begins with BOS; target_out is the same shifted by one, ending with EOS.
+    index: the line of each pair in its split (0-based).
+    """
+
+    source: Int[Tensor, "B S"]
+    source_valid: Bool[Tensor, "B S"]
+    target_in: Int[Tensor, "B T"]
+    target_out: Int[Tensor, "B T"]
+    target_valid: Bool[Tensor, "B T"]
+    index: Int[Tensor, "B"]
+
+
+class Cursor(NamedTuple):
+    """A place in the endless stream of training batches: go on with batch `batch` of pool `pool` of epoch `epoch`."""
+
+    epoch: int = 0
+    pool: int = 0
+    batch: int = 0

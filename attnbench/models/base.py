@@ -1,0 +1,90 @@
+"""What every sequence-to-sequence model offers to training and to search.
+
+Laws (tests/conformance): stacking step() over a target equals logits(decode()); dimension 0 of every tensor in a
+State is the row, so that search reorders beams with core.tree.select_batch alone; a Memory has one row a source.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from attnbench.attention.types import Role
+from attnbench.core.registry import Family, Registry
+from attnbench.core.spec import Spec
+
+Maps = dict[Role, list[Float[Tensor, "B H Q K"]]]
+"""Attention weights of each site, a tensor a layer."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A batch of sources, padded on the right."""
+
+    data: Int[Tensor, "B S"]
+    valid: Bool[Tensor, "B S"]
+
+
+class Decoded(NamedTuple):
+    """hidden: the decoder's last layer, before the output projection. maps: None unless asked for."""
+
+    hidden: Float[Tensor, "B T D"]
+    maps: Maps | None = None
+
+
+class Sizes(NamedTuple):
+    """What the data fixes about a model: rows of the embeddings (special ids included), and whether both share one."""
+
+    source_vocab: int
+    target_vocab: int
+    joint: bool
+    pad: int = 0
+
+
+class ModelSpec(Spec):
+    """The fields of one model family in YAML, and how to build it."""
+
+    kind: str
+    sequential: ClassVar[bool] = False
+    """True: the decoder runs step by step in training too, so history-dependent transforms are admitted."""
+
+    def build(self, sizes: Sizes) -> Seq2SeqModel:
+        raise NotImplementedError
+
+
+models: Registry[ModelSpec] = Registry("model", ModelSpec, "attnbench.models")
+ModelField = Annotated[ModelSpec, Family(lambda: models)]
+
+
+class Seq2SeqModel(nn.Module, ABC):
+    """Encoder and decoder. State is passed in and returned, never kept on the module.
+
+    Memory and State are trees (core.tree) that only the model looks into.
+    """
+
+    @abstractmethod
+    def encode(self, source: Source, *, need_weights: bool = False) -> Any:
+        """The Memory of a batch: all that decoding needs of the sources, one row each."""
+
+    @abstractmethod
+    def decode(self, memory: Any, target_in: Int[Tensor, "B T"], *, need_weights: bool = False) -> Decoded:
+        """Every target position at once (teacher forcing); `target_in` begins with BOS and is padded on the right.
+
+        With need_weights, `maps` holds every site, the encoder's too when encode() was asked for them.
+        """
+
+    @abstractmethod
+    def logits(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
+        """Scores of the next token; apart from decode(), so that a loss may skip padding."""
+
+    @abstractmethod
+    def start(self, memory: Any, capacity: int, beams: int = 1) -> Any:
+        """The State before the first token: B * beams rows, the beams of a source adjacent; room for `capacity` tokens."""
+
+    @abstractmethod
+    def step(self, memory: Any, state: Any, token: Int[Tensor, "R"]) -> tuple[Float[Tensor, "R V"], Any]:
+        """Logits after one more token a row (R = B * beams), and the next State. The State passed in is spent."""
