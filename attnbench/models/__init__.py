@@ -1,0 +1,1 @@
+"""Floor 2: the sequence-to-sequence models, each behind the interface of models.base."""

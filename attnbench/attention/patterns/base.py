@@ -1,0 +1,47 @@
+"""The interface of an attention pattern: one elementwise rule that training, decoding and kernels all evaluate."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Self
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from attnbench.attention.types import ROLES, MaskMod, Positions, Role
+from attnbench.core.registry import Family, Registry
+from attnbench.core.spec import Spec
+
+
+class PatternSpec(Spec):
+    """The fields of one pattern in YAML. A pattern never sees data; padding is not its business."""
+
+    kind: str
+    roles: ClassVar[frozenset[Role]] = frozenset(ROLES)
+    paper: ClassVar[str] = ""
+
+    def mask_mod(self, role: Role, layer: int = 0) -> MaskMod | None:
+        """The rule for one site, causality of `decoder_self` included; None: everyone may look at everyone."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_budget(cls, n: int, role: Role) -> Self | None:
+        """The pattern that lets an ordinary row attend n positions; None: it takes no budget."""
+        return None
+
+
+patterns: Registry[PatternSpec] = Registry("pattern", PatternSpec, "attnbench.attention.patterns")
+PatternField = Annotated[PatternSpec, Family(lambda: patterns)]
+
+
+def causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """A position looks at itself and at what came before."""
+    return k <= q
+
+
+def dense(rule: MaskMod, positions: Positions, heads: int = 1) -> Bool[Tensor, "1 H Q K"]:
+    """The rule as a boolean tensor over absolute positions."""
+    device = positions.q.device
+    row = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=device)
+    head = torch.arange(heads, device=device).view(1, heads, 1, 1)
+    return rule(row, head, positions.q.view(1, 1, -1, 1), positions.k.view(1, 1, 1, -1))

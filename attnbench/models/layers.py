@@ -1,0 +1,91 @@
+"""What Transformer layers are made of: embeddings, positions, feed-forward blocks, residual connections."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from attnbench.core.errors import AttnbenchError
+
+PositionKind = Literal["sinusoid", "learned"]
+NormKind = Literal["pre", "post"]
+
+
+def sinusoid(positions: Int[Tensor, "N"], width: int) -> Float[Tensor, "N D"]:
+    """`PE(p, 2i) = sin(p / 10000^{2i/D})`, `PE(p, 2i+1) = cos(...)` (Vaswani et al. 2017, section 3.5)."""
+    pairs = torch.arange((width + 1) // 2, device=positions.device, dtype=torch.float64)
+    angles = positions.double()[:, None] * torch.exp(-math.log(10000.0) * 2 * pairs / width)
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width]
+
+
+class Embedding(nn.Module):
+    """Token embeddings times sqrt(D), plus positions, then dropout. The table may be shared between sides."""
+
+    def __init__(self, table: nn.Embedding, positions: PositionKind, max_length: int, dropout: float) -> None:
+        super().__init__()
+        self.table = table
+        self.width = table.embedding_dim
+        self.max_length = max_length
+        self.learned = nn.Embedding(max_length, self.width) if positions == "learned" else None
+        if self.learned is not None:
+            nn.init.normal_(self.learned.weight, std=self.width**-0.5)
+        else:
+            self.register_buffer("waves", sinusoid(torch.arange(max_length), self.width).float(), persistent=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: Int[Tensor, "B N"], start: int = 0) -> Float[Tensor, "B N D"]:
+        """start: the position of the first token. Raises AttnbenchError past the last position."""
+        end = start + tokens.shape[1]
+        if end > self.max_length:
+            raise AttnbenchError(
+                f"a sequence of {end} tokens is longer than model.max_length {self.max_length}; "
+                "raise it, or lower task.max_length"
+            )
+        positions = self.waves[start:end] if self.learned is None else self.learned.weight[start:end]
+        embedded = self.table(tokens) * math.sqrt(self.width) + positions.to(self.table.weight.dtype)
+        return self.dropout(embedded)
+
+
+def embedding_table(rows: int, width: int, pad: int) -> nn.Embedding:
+    """Normal with deviation 1/sqrt(D), so that embeddings times sqrt(D) have unit variance; PAD is zero."""
+    table = nn.Embedding(rows, width, padding_idx=pad)
+    nn.init.normal_(table.weight, std=width**-0.5)
+    with torch.no_grad():
+        table.weight[pad].zero_()
+    return table
+
+
+class FeedForward(nn.Module):
+    """`W_2 dropout(relu(W_1 x + b_1)) + b_2` (Vaswani et al. 2017, eq. 2)."""
+
+    def __init__(self, width: int, inner: int, dropout: float) -> None:
+        super().__init__()
+        self.expand = nn.Linear(width, inner)
+        self.contract = nn.Linear(inner, width)
+        self.dropout = nn.Dropout(dropout)
+        for linear in (self.expand, self.contract):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, states: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
+        return self.contract(self.dropout(torch.relu(self.expand(states))))
+
+
+class Residual(nn.Module):
+    """One residual connection with its layer norm: `x + f(norm(x))` (pre) or `norm(x + f(x))` (post)."""
+
+    def __init__(self, width: int, norm: NormKind, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.before = norm == "pre"
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, states: Float[Tensor, "B N D"], sublayer: Callable[[Tensor], Tensor]) -> Float[Tensor, "B N D"]:
+        if self.before:
+            return states + self.dropout(sublayer(self.norm(states)))
+        return self.norm(states + self.dropout(sublayer(states)))

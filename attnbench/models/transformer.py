@@ -1,0 +1,258 @@
+"""The Transformer encoder-decoder (Vaswani et al. 2017), with any attention at each of its three sites."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, Self
+
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from attnbench.attention.spec import AttentionSpec
+from attnbench.attention.types import ROLES, Dims, Memory, Positions
+from attnbench.models.base import Decoded, Maps, ModelSpec, Seq2SeqModel, Sizes, Source, models
+from attnbench.models.layers import Embedding, FeedForward, NormKind, PositionKind, Residual, embedding_table
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {"layers": 2, "width": 128, "heads": 4, "ffn": 256},
+    "mini": {"layers": 3, "width": 256, "heads": 4, "ffn": 1024},
+    "iwslt": {"layers": 6, "width": 512, "heads": 4, "ffn": 1024},
+    "base": {"layers": 6, "width": 512, "heads": 8, "ffn": 2048},
+    "big": {"layers": 6, "width": 1024, "heads": 16, "ffn": 4096},
+}
+
+
+@models.register
+class TransformerSpec(ModelSpec):
+    """Transformer encoder-decoder; a preset gives the sizes, and each size given beside it wins."""
+
+    kind: Literal["transformer"] = "transformer"
+    preset: Literal["tiny", "mini", "iwslt", "base", "big"] = "base"
+    """Sizes: tiny 2x128, mini 3x256, iwslt 6x512 (4 heads, ffn 1024), base 6x512, big 6x1024."""
+    layers: int = Field(6, ge=1)
+    """Layers of the encoder and of the decoder."""
+    decoder_layers: int | None = Field(None, ge=1)
+    """Layers of the decoder where they differ from the encoder's."""
+    width: int = Field(512, ge=1)
+    """Model width D."""
+    heads: int = Field(8, ge=1)
+    """Attention heads H; D must be a multiple."""
+    ffn: int = Field(2048, ge=1)
+    """Inner width of the feed-forward blocks."""
+    norm: NormKind = "post"
+    """Layer norm before each sublayer (a last one ends each stack) or after it."""
+    positions: PositionKind = "sinusoid"
+    """Position encodings."""
+    tie: Literal["all", "decoder", "none"] = "all"
+    """all: one table for source, target and output (needs a joint vocabulary); decoder: target and output share."""
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """On embeddings and on each sublayer's output."""
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    """On attention weights."""
+    activation_dropout: float = Field(0.0, ge=0, lt=1)
+    """Inside the feed-forward blocks."""
+    max_length: int = Field(1024, ge=2)
+    """Longest sequence, in tokens."""
+    attention: AttentionSpec = Field(default_factory=AttentionSpec)
+    """What stands at each attention site."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, raw: Any) -> Any:
+        if isinstance(raw, Mapping) and isinstance(raw.get("preset"), str) and raw["preset"] in PRESETS:
+            return {**PRESETS[raw["preset"]], **raw}
+        return raw
+
+    @model_validator(mode="after")
+    def _divisible(self) -> Self:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} cannot be split over {self.heads} heads; make it a multiple")
+        return self
+
+    def build(self, sizes: Sizes) -> Transformer:
+        return Transformer(self, sizes)
+
+    def canonical(self) -> dict[str, Any]:
+        content = super().canonical()
+        content.pop("preset", None)  # the sizes say all
+        return content
+
+
+class TransformerMemory(NamedTuple):
+    """cross: projected source states, one Memory a decoder layer. maps: the encoder's weights, if asked for."""
+
+    cross: tuple[Memory, ...]
+    maps: list[Tensor] | None = None
+
+
+class TransformerState(NamedTuple):
+    """length: tokens read so far. caches: keys and values of each decoder layer. beams: rows a source."""
+
+    length: int
+    caches: tuple[Memory, ...]
+    beams: int
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then feed-forward."""
+
+    def __init__(self, spec: TransformerSpec, layer: int) -> None:
+        super().__init__()
+        dims = _dims(spec, layer)
+        site = spec.attention.site("encoder_self")
+        self.attention = site.build("encoder_self", spec.width, dims, spec.attention_dropout)
+        self.attention_residual = Residual(spec.width, spec.norm, spec.dropout)
+        self.feed_forward = FeedForward(spec.width, spec.ffn, spec.activation_dropout)
+        self.feed_forward_residual = Residual(spec.width, spec.norm, spec.dropout)
+
+    def forward(
+        self, states: Float[Tensor, "B S D"], source: Source, positions: Positions, maps: list[Tensor] | None
+    ) -> Float[Tensor, "B S D"]:
+        def attend(query: Tensor) -> Tensor:
+            memory = self.attention.memorize(query, source.valid)
+            return _note(self.attention(query, memory, positions, need_weights=maps is not None), maps)
+
+        states = self.attention_residual(states, attend)
+        return self.feed_forward_residual(states, self.feed_forward)
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, attention over the source, then feed-forward."""
+
+    def __init__(self, spec: TransformerSpec, layer: int) -> None:
+        super().__init__()
+        dims = _dims(spec, layer)
+        site, cross = spec.attention.site("decoder_self"), spec.attention.site("cross")
+        self.attention = site.build("decoder_self", spec.width, dims, spec.attention_dropout)
+        self.attention_residual = Residual(spec.width, spec.norm, spec.dropout)
+        self.cross = cross.build("cross", spec.width, dims, spec.attention_dropout)
+        self.cross_residual = Residual(spec.width, spec.norm, spec.dropout)
+        self.feed_forward = FeedForward(spec.width, spec.ffn, spec.activation_dropout)
+        self.feed_forward_residual = Residual(spec.width, spec.norm, spec.dropout)
+
+    def forward(
+        self,
+        states: Float[Tensor, "B T D"],
+        memory: Memory,
+        positions: Positions,
+        source_positions: Positions,
+        maps: Maps | None,
+    ) -> Float[Tensor, "B T D"]:
+        def attend(query: Tensor) -> Tensor:
+            own = self.attention.memorize(query, None)  # causality hides the padding on the right from real tokens
+            output = self.attention(query, own, positions, need_weights=maps is not None)
+            return _note(output, None if maps is None else maps["decoder_self"])
+
+        def attend_source(query: Tensor) -> Tensor:
+            output = self.cross(query, memory, source_positions, need_weights=maps is not None)
+            return _note(output, None if maps is None else maps["cross"])
+
+        states = self.attention_residual(states, attend)
+        states = self.cross_residual(states, attend_source)
+        return self.feed_forward_residual(states, self.feed_forward)
+
+    def step(
+        self, state: Float[Tensor, "R 1 D"], memory: Memory, cache: Memory, position: int, beams: int
+    ) -> tuple[Float[Tensor, "R 1 D"], Memory]:
+        """One position of every row; the beams of a source share its memory as queries side by side."""
+        at = torch.full((1,), position, device=state.device)
+        positions = Positions(at, torch.arange(position + 1, device=state.device))
+        sources = Positions(at.expand(beams), torch.arange(memory.keys.shape[2], device=state.device))
+        grown = cache
+
+        def attend(query: Tensor) -> Tensor:
+            nonlocal grown
+            grown = self.attention.append(cache, query)
+            return self.attention(query, grown, positions).context
+
+        def attend_source(query: Tensor) -> Tensor:
+            folded = query.view(-1, beams, query.shape[-1])
+            return self.cross(folded, memory, sources).context.reshape(query.shape)
+
+        state = self.attention_residual(state, attend)
+        state = self.cross_residual(state, attend_source)
+        return self.feed_forward_residual(state, self.feed_forward), grown
+
+
+class Transformer(Seq2SeqModel):
+    """See TransformerSpec."""
+
+    def __init__(self, spec: TransformerSpec, sizes: Sizes) -> None:
+        super().__init__()
+        if spec.tie == "all" and not sizes.joint:
+            raise ValueError("tie 'all' needs a joint vocabulary; set the tokenizer's `joint: true` or `tie: decoder`")
+        target = embedding_table(sizes.target_vocab, spec.width, sizes.pad)
+        source = target if spec.tie == "all" else embedding_table(sizes.source_vocab, spec.width, sizes.pad)
+        self.source_embedding = Embedding(source, spec.positions, spec.max_length, spec.dropout)
+        self.target_embedding = Embedding(target, spec.positions, spec.max_length, spec.dropout)
+        self.encoder = nn.ModuleList(EncoderLayer(spec, layer) for layer in range(spec.layers))
+        self.decoder = nn.ModuleList(DecoderLayer(spec, layer) for layer in range(spec.decoder_layers or spec.layers))
+        last_norm = nn.LayerNorm if spec.norm == "pre" else nn.Identity
+        self.encoder_norm = last_norm(spec.width)
+        self.decoder_norm = last_norm(spec.width)
+        self.output = nn.Linear(spec.width, sizes.target_vocab, bias=False)
+        if spec.tie == "none":
+            nn.init.normal_(self.output.weight, std=spec.width**-0.5)
+        else:
+            self.output.weight = target.weight
+
+    def encode(self, source: Source, *, need_weights: bool = False) -> TransformerMemory:
+        states = self.source_embedding(source.data)
+        positions = _positions(source.data.shape[1], source.data.shape[1], source.data.device)
+        maps: list[Tensor] | None = [] if need_weights else None
+        for layer in self.encoder:
+            states = layer(states, source, positions, maps)
+        states = self.encoder_norm(states)
+        return TransformerMemory(tuple(layer.cross.memorize(states, source.valid) for layer in self.decoder), maps)
+
+    def decode(
+        self, memory: TransformerMemory, target_in: Int[Tensor, "B T"], *, need_weights: bool = False
+    ) -> Decoded:
+        states = self.target_embedding(target_in)
+        length, device = target_in.shape[1], target_in.device
+        positions = _positions(length, length, device)
+        sources = _positions(length, memory.cross[0].keys.shape[2], device)
+        maps: Maps | None = {role: [] for role in ROLES} if need_weights else None
+        if maps is not None:
+            maps["encoder_self"] = memory.maps or []
+        for layer, cross in zip(self.decoder, memory.cross, strict=True):
+            states = layer(states, cross, positions, sources, maps)
+        return Decoded(self.decoder_norm(states), maps)
+
+    def logits(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
+        return self.output(hidden)
+
+    def start(self, memory: TransformerMemory, capacity: int, beams: int = 1) -> TransformerState:
+        rows = memory.cross[0].keys.shape[0] * beams
+        like = memory.cross[0].keys
+        return TransformerState(
+            0, tuple(layer.attention.allocate(rows, capacity, like) for layer in self.decoder), beams
+        )
+
+    def step(
+        self, memory: TransformerMemory, state: TransformerState, token: Int[Tensor, "R"]
+    ) -> tuple[Float[Tensor, "R V"], TransformerState]:
+        states = self.target_embedding(token[:, None], state.length)
+        caches = []
+        for layer, cross, cache in zip(self.decoder, memory.cross, state.caches, strict=True):
+            states, grown = layer.step(states, cross, cache, state.length, state.beams)
+            caches.append(grown)
+        hidden = self.decoder_norm(states)[:, 0]
+        return self.logits(hidden), TransformerState(state.length + 1, tuple(caches), state.beams)
+
+
+def _dims(spec: TransformerSpec, layer: int) -> Dims:
+    return Dims(layer, spec.heads, spec.width, spec.width, spec.max_length)
+
+
+def _positions(queries: int, keys: int, device: torch.device) -> Positions:
+    return Positions(torch.arange(queries, device=device), torch.arange(keys, device=device))
+
+
+def _note(output: Any, maps: list[Tensor] | None) -> Tensor:
+    """The context; its weights go into `maps` where they are collected."""
+    if maps is not None:
+        maps.append(output.weights)
+    return output.context
