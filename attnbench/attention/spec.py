@@ -68,7 +68,7 @@ class SiteSpec(Spec):
             if not parts:
                 raise ValueError(
                     f"the budget {self.budget} has no taker: neither pattern '{self.pattern.kind}' nor transform "
-                    f"'{self.transform.kind}' takes one as written; name one bare (like `transform: topk`) or drop the budget"
+                    f"'{self.transform.kind}' takes one; name one bare (like `transform: topk`) or drop the budget"
                 )
         site = self.replace(**parts, budget=None)
         site.transform.require()

@@ -159,6 +159,6 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.yaml_implicit_resolvers = {
-    first: [*resolvers, *_Loader.yaml_implicit_resolvers.get(first, [])]
-    for first, resolvers in {**{k: [] for k in _Loader.yaml_implicit_resolvers}, **yaml.SafeDumper.yaml_implicit_resolvers}.items()
-}  # fmt: skip
+    first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, []), *_Loader.yaml_implicit_resolvers.get(first, [])]
+    for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_Loader.yaml_implicit_resolvers}
+}

@@ -16,6 +16,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from attnbench.core.spec import Spec, unknown
 
 S = TypeVar("S", bound=Spec)
+M = TypeVar("M", bound=Spec)
 
 
 def discover(package: ModuleType) -> None:
@@ -39,15 +40,15 @@ class Registry(Generic[S]):
         self._members: dict[str, type[S]] = {}
         self._filled = False
 
-    def register(self, cls: type[S]) -> type[S]:
+    def register(self, cls: type[M]) -> type[M]:
         """Class decorator: adds `cls` under the default of its `kind` field. Raises ValueError if the kind is taken."""
         kind = cls.model_fields["kind"].default
-        if not isinstance(kind, str):
-            raise TypeError(f'{cls.__name__} needs a field `kind: Literal["name"] = "name"`')
+        if not isinstance(kind, str) or not issubclass(cls, self.base):
+            raise TypeError(f'{cls.__name__} must extend {self.base.__name__} with `kind: Literal["name"] = "name"`')
         taken = self._members.get(kind)
         if taken is not None and taken.__qualname__ != cls.__qualname__:
             raise ValueError(f"two {self.noun}s are called '{kind}': {taken.__qualname__} and {cls.__qualname__}")
-        self._members[kind] = cls
+        self._members[kind] = cls  # pyright: ignore[reportArgumentType]  (M extends the base, which pyright cannot say)
         return cls
 
     def _fill(self) -> None:

@@ -83,7 +83,7 @@ class Seq2SeqModel(nn.Module, ABC):
 
     @abstractmethod
     def start(self, memory: Any, capacity: int, beams: int = 1) -> Any:
-        """The State before the first token: B * beams rows, the beams of a source adjacent; room for `capacity` tokens."""
+        """The State before the first token: B * beams rows, beams of a source adjacent, room for `capacity` tokens."""
 
     @abstractmethod
     def step(self, memory: Any, state: Any, token: Int[Tensor, "R"]) -> tuple[Float[Tensor, "R V"], Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -14,6 +14,17 @@ from attnbench.core.errors import AttnbenchError
 
 PositionKind = Literal["sinusoid", "learned"]
 NormKind = Literal["pre", "post"]
+L = TypeVar("L", bound=nn.Module)
+
+
+class Stack(nn.ModuleList, Generic[L]):
+    """A ModuleList that remembers what it holds."""
+
+    def __init__(self, layers: Iterable[L]) -> None:
+        super().__init__(layers)
+
+    def __iter__(self) -> Iterator[Any]:  # Any is L: nn.ModuleList fixes the declared type
+        return super().__iter__()
 
 
 def sinusoid(positions: Int[Tensor, "N"], width: int) -> Float[Tensor, "N D"]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from attnbench.attention.spec import AttentionSpec
 from attnbench.attention.types import ROLES, Dims, Memory, Positions
 from attnbench.models.base import Decoded, Maps, ModelSpec, Seq2SeqModel, Sizes, Source, models
-from attnbench.models.layers import Embedding, FeedForward, NormKind, PositionKind, Residual, embedding_table
+from attnbench.models.layers import Embedding, FeedForward, NormKind, PositionKind, Residual, Stack, embedding_table
 
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"layers": 2, "width": 128, "heads": 4, "ffn": 256},
@@ -187,8 +187,10 @@ class Transformer(Seq2SeqModel):
         source = target if spec.tie == "all" else embedding_table(sizes.source_vocab, spec.width, sizes.pad)
         self.source_embedding = Embedding(source, spec.positions, spec.max_length, spec.dropout)
         self.target_embedding = Embedding(target, spec.positions, spec.max_length, spec.dropout)
-        self.encoder = nn.ModuleList(EncoderLayer(spec, layer) for layer in range(spec.layers))
-        self.decoder = nn.ModuleList(DecoderLayer(spec, layer) for layer in range(spec.decoder_layers or spec.layers))
+        self.encoder = Stack[EncoderLayer](EncoderLayer(spec, layer) for layer in range(spec.layers))
+        self.decoder = Stack[DecoderLayer](
+            DecoderLayer(spec, layer) for layer in range(spec.decoder_layers or spec.layers)
+        )
         last_norm = nn.LayerNorm if spec.norm == "pre" else nn.Identity
         self.encoder_norm = last_norm(spec.width)
         self.decoder_norm = last_norm(spec.width)

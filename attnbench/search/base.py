@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated, NamedTuple, Protocol
 
+import torch
+from jaxtyping import Int
+from pydantic import Field
+from torch import Tensor
+
 from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec
 from attnbench.models.base import Seq2SeqModel, Source
 
 
 class Limits(NamedTuple):
-    """Special ids, and how long an output may grow: `ratio * source length + extra` tokens, EOS included."""
+    """The special ids of the target vocabulary: `bos` begins an output, `eos` ends it, `pad` and `bos` never stand in it."""
 
     bos: int
     eos: int
     pad: int
-    ratio: float = 1.2
-    extra: int = 10
 
 
 class Hypothesis(NamedTuple):
-    """tokens: ids without BOS and EOS. log_prob: summed nats, EOS included. score: what ranked it. finished: EOS came."""
+    """tokens: ids without BOS and EOS. log_prob: nats, EOS included. score: what ranked it. finished: EOS came."""
 
     tokens: list[int]
     log_prob: float
@@ -28,8 +31,12 @@ class Hypothesis(NamedTuple):
     finished: bool
 
 
+DEAD_END = Hypothesis([], float("-inf"), float("-inf"), False)
+"""The answer where the model left nothing to choose: every continuation was impossible, or not a number."""
+
+
 class Searcher(Protocol):
-    """Hypotheses of each source in the batch's order, best first."""
+    """Hypotheses of each source in the batch's order, best first, never none; what a source gets depends on it alone."""
 
     def __call__(self, model: Seq2SeqModel, source: Source, limits: Limits) -> list[list[Hypothesis]]: ...
 
@@ -38,6 +45,16 @@ class SearchSpec(Spec):
     """The fields of one search in YAML, and how to build it."""
 
     kind: str
+    max_ratio: float = Field(default=1.2, ge=0, allow_inf_nan=False)
+    """An output has at most max_ratio * (length of its source) + max_extra tokens, EOS included."""
+    max_extra: int = Field(default=10, ge=0)
+    """See max_ratio."""
+
+    def room(self, source: Source) -> Int[Tensor, "B"]:
+        """The most tokens each output may have, EOS included: at least one, whatever the source."""
+        length = source.valid.sum(1).cpu().double()  # not every accelerator has float64
+        room = (length * self.max_ratio).floor().long() + self.max_extra
+        return room.clamp(min=1).to(source.valid.device)
 
     def build(self) -> Searcher:
         raise NotImplementedError
@@ -45,3 +62,8 @@ class SearchSpec(Spec):
 
 searches: Registry[SearchSpec] = Registry("search", SearchSpec, "attnbench.search")
 SearchField = Annotated[SearchSpec, Family(lambda: searches)]
+
+
+def accumulator(device: torch.device) -> torch.dtype:
+    """The type in which log-probabilities are summed."""
+    return torch.float32 if device.type == "mps" else torch.float64

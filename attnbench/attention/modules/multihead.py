@@ -1,4 +1,4 @@
-"""Multi-head attention: the five stages on every head, with keys and values projected once (Vaswani et al. 2017, 3.2)."""
+"""Multi-head attention: the five stages on every head, keys and values projected once (Vaswani et al. 2017, 3.2)."""
 
 from __future__ import annotations
 
