@@ -15,7 +15,7 @@ from attnbench.models.base import Seq2SeqModel, Source
 
 
 class Limits(NamedTuple):
-    """The special ids of the target vocabulary: `bos` begins an output, `eos` ends it, `pad` and `bos` never stand in it."""
+    """Special ids of the target: `bos` begins an output, `eos` ends it; neither `pad` nor `bos` stands in one."""
 
     bos: int
     eos: int
@@ -36,9 +36,13 @@ DEAD_END = Hypothesis([], float("-inf"), float("-inf"), False)
 
 
 class Searcher(Protocol):
-    """Hypotheses of each source in the batch's order, best first, never none; what a source gets depends on it alone."""
+    """Hypotheses of each source in the batch's order, best first, at least one.
 
-    def __call__(self, model: Seq2SeqModel, source: Source, limits: Limits) -> list[list[Hypothesis]]: ...
+    What a source gets depends on it alone, not on the batch. The model should be in eval mode.
+    """
+
+    def __call__(self, model: Seq2SeqModel, source: Source, limits: Limits) -> list[list[Hypothesis]]:
+        ...
 
 
 class SearchSpec(Spec):

@@ -1,0 +1,82 @@
+"""BLEU and chrF by sacrebleu, under names that say which of the BLEUs they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
+BleuKind = Literal["13a", "13a_lc", "tok", "tok_lc"]
+"""`13a`: sacrebleu's default, on detokenised text. `tok`: the formula of multi-bleu.perl, on tokenised text as it is,
+unsmoothed (0 if any precision is 0). `_lc`: both sides lower-cased first."""
+
+BLEU_KINDS: tuple[BleuKind, ...] = get_args(BleuKind)
+
+_SETTINGS: dict[BleuKind, dict[str, Any]] = {
+    "13a": {"tokenize": "13a", "smooth_method": "exp", "lowercase": False},
+    "13a_lc": {"tokenize": "13a", "smooth_method": "exp", "lowercase": True},
+    "tok": {"tokenize": "none", "smooth_method": "none", "lowercase": False},
+    "tok_lc": {"tokenize": "none", "smooth_method": "none", "lowercase": True},
+}
+
+
+class Score(NamedTuple):
+    """value: 0 to 100. signature: sacrebleu's, which names every choice behind the value."""
+
+    value: float
+    signature: str
+
+
+def corpus_bleu(
+    hypotheses: Sequence[str], references: Sequence[str], kind: BleuKind = "13a", *, compound_split: bool = False
+) -> Score:
+    """BLEU of a corpus with one reference a line.
+
+    compound_split: see split_compounds(); done on both sides, as the papers do on tokenised En-De.
+    Raises ValueError for an unknown kind, no lines, or sides of unequal length.
+    """
+    hypotheses, references = prepare(hypotheses, references, compound_split=compound_split)
+    metric = bleu_metric(kind)
+    score = metric.corpus_score(hypotheses, [references])
+    return Score(score.score, _signature(metric, compound_split))
+
+
+def corpus_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    """chrF2 of a corpus of detokenised text (Popovic 2015). Raises ValueError as corpus_bleu does."""
+    hypotheses, references = prepare(hypotheses, references)
+    metric = CHRF()
+    return Score(metric.corpus_score(hypotheses, [references]).score, _signature(metric, False))
+
+
+def bleu_metric(kind: BleuKind) -> BLEU:
+    """sacrebleu's metric of that kind; `force` only silences its warning that text looks tokenised."""
+    if kind not in _SETTINGS:
+        raise ValueError(f"unknown BLEU '{kind}' (known: {', '.join(BLEU_KINDS)})")
+    return BLEU(force=True, **_SETTINGS[kind])
+
+
+def prepare(
+    hypotheses: Sequence[str], references: Sequence[str], *, compound_split: bool = False
+) -> tuple[list[str], list[str]]:
+    """Both sides as lists, checked. Raises ValueError for no lines or sides of unequal length."""
+    if len(hypotheses) != len(references):
+        raise ValueError(f"{len(hypotheses)} hypotheses cannot be scored against {len(references)} references")
+    if not hypotheses:
+        raise ValueError("there are no lines to score")
+    sides = hypotheses, references
+    split = split_compounds if compound_split else str
+    first, second = ([split(line) for line in side] for side in sides)
+    return first, second
+
+
+def split_compounds(line: str) -> str:
+    """`a-b` becomes `a ##AT##-##AT## b` (the script of Tensor2Tensor for En-De), left to right, without overlap."""
+    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
+
+
+def _signature(metric: BLEU | CHRF, compound_split: bool) -> str:
+    signature = str(metric.get_signature())
+    return f"{signature}|split:compounds" if compound_split else signature

@@ -1,0 +1,68 @@
+"""Greedy search: the likeliest token at every step."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from attnbench.core.tree import select_batch
+from attnbench.models.base import Seq2SeqModel, Source
+from attnbench.search.base import DEAD_END, Hypothesis, Limits, SearchSpec, accumulator, searches
+from attnbench.search.candidates import top_tokens
+
+
+@searches.register
+class GreedySpec(SearchSpec):
+    """The likeliest token at every step; equal ones: the lowest id."""
+
+    kind: Literal["greedy"] = "greedy"
+
+    def build(self) -> Greedy:
+        return Greedy(self)
+
+
+class Greedy:
+    """One hypothesis a source; its score is its log-probability. A sentence leaves the batch when it ends."""
+
+    def __init__(self, spec: GreedySpec) -> None:
+        self.spec = spec
+
+    @torch.no_grad()
+    def __call__(self, model: Seq2SeqModel, source: Source, limits: Limits) -> list[list[Hypothesis]]:
+        rows, device = source.valid.shape[0], source.valid.device
+        if not rows:
+            return []
+        room = self.spec.room(source)
+        capacity = int(room.max())
+        memory = model.encode(source)
+        state = model.start(memory, capacity)
+
+        tokens = torch.full((rows, capacity), limits.pad, device=device)  # of every source, ended or not
+        log_prob = torch.zeros(rows, dtype=accumulator(device), device=device)
+        active = torch.arange(rows, device=device)  # the sources that the model's rows stand for
+        last = torch.full((rows,), limits.bos, device=device)
+        for step in range(capacity):
+            logits, state = model.step(memory, state, last)
+            best, token = top_tokens(logits, 1, (limits.pad, limits.bos))
+            last = token[:, 0]
+            tokens[active, step] = last
+            log_prob[active] += best[:, 0]
+            done = (last == limits.eos) | (step + 1 >= room[active]) | (best[:, 0] == -torch.inf)
+            if bool(done.any()):
+                going = (~done).nonzero().squeeze(1)
+                if not len(going):
+                    break
+                active, last = active[going], last[going]
+                memory, state = select_batch(memory, going), select_batch(state, going)
+        return [
+            [_hypothesis(row[:limit], total, limits.eos)]
+            for row, limit, total in zip(tokens.tolist(), room.tolist(), log_prob.tolist(), strict=True)
+        ]
+
+
+def _hypothesis(row: list[int], log_prob: float, eos: int) -> Hypothesis:
+    if log_prob == -torch.inf:
+        return DEAD_END
+    finished = eos in row
+    return Hypothesis(row[: row.index(eos)] if finished else row, log_prob, log_prob, finished)
