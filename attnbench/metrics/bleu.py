@@ -51,11 +51,16 @@ def corpus_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     return Score(metric.corpus_score(hypotheses, [references]).score, _signature(metric, False))
 
 
-def bleu_metric(kind: BleuKind) -> BLEU:
-    """sacrebleu's metric of that kind; `force` only silences its warning that text looks tokenised."""
+def bleu_metric(kind: BleuKind, *, effective_order: bool = False) -> BLEU:
+    """sacrebleu's metric of that kind.
+
+    effective_order: for single sentences, leave out the orders that have no n-gram.
+    Raises ValueError for an unknown kind.
+    """
     if kind not in _SETTINGS:
         raise ValueError(f"unknown BLEU '{kind}' (known: {', '.join(BLEU_KINDS)})")
-    return BLEU(force=True, **_SETTINGS[kind])
+    # `force` only silences its warning that text looks tokenised
+    return BLEU(force=True, effective_order=effective_order, **_SETTINGS[kind])
 
 
 def prepare(

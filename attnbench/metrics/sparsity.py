@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -19,13 +20,12 @@ class Sparsity:
 
         Raises ValueError where the shapes do not belong together.
         """
-        batch, heads, queries, _ = weights.shape
-        if query_valid.shape != (batch, queries):
-            raise ValueError(f"weights {tuple(weights.shape)} need query_valid {(batch, queries)}")
+        if query_valid.shape != (weights.shape[0], weights.shape[2]):
+            raise ValueError(f"weights {tuple(weights.shape)} do not belong to query_valid {tuple(query_valid.shape)}")
         rows = weights.transpose(1, 2)[query_valid].flatten(0, 1).float()
         total = rows.sum(-1)
         # of the row over its sum, so that gates have an entropy too; a row of zeros has none
-        entropy = -(rows * rows.clamp(min=1e-45).log()).sum(-1) / total + total.log()
+        entropy = torch.special.entr(rows).sum(-1) / total + total.log()
         self.rows += rows.shape[0]
         self._attended += (rows > 0).sum().item()
         self._entropy += entropy.masked_fill(total == 0, 0.0).double().sum().item()
