@@ -41,8 +41,7 @@ class Searcher(Protocol):
     What a source gets depends on it alone, not on the batch. The model should be in eval mode.
     """
 
-    def __call__(self, model: Seq2SeqModel, source: Source, limits: Limits) -> list[list[Hypothesis]]:
-        ...
+    def __call__(self, model: Seq2SeqModel, source: Source, limits: Limits) -> list[list[Hypothesis]]: ...
 
 
 class SearchSpec(Spec):

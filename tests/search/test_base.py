@@ -1,0 +1,49 @@
+import pytest
+import torch
+from pydantic import ValidationError
+
+from attnbench.models.base import Source
+from attnbench.search.base import searches
+
+
+def room(ratio, extra, *lengths):
+    valid = torch.arange(max(lengths) or 1) < torch.tensor(lengths)[:, None]
+    return searches.parse({"kind": "greedy", "max_ratio": ratio, "max_extra": extra}).room(Source(valid.long(), valid))
+
+
+def test_room_is_a_matter_of_each_source():
+    assert room(1.2, 10, 25, 4, 0).tolist() == [40, 14, 10]
+    assert room(0.5, 0, 5, 1, 0).tolist() == [2, 1, 1]  # at least one token
+    assert room(0.0, 3, 9, 2).tolist() == [3, 3]
+    assert room(1.1, 0, 10, 30).tolist() == [11, 33]  # 1.1 * 10 is a little above 11 and no less
+
+
+@pytest.mark.parametrize("kind", ["greedy", "beam"])
+def test_fields_that_make_no_sense_are_refused(kind):
+    for field, value in (("max_ratio", -1.0), ("max_ratio", float("inf")), ("max_extra", -1), ("max_extra", 1.5)):
+        with pytest.raises(ValidationError, match=field):
+            searches.parse({"kind": kind, field: value})
+
+
+def test_beam_fields():
+    with pytest.raises(ValidationError, match=r"n_best \(3\) is larger than the beam \(size 2\)"):
+        searches.parse({"kind": "beam", "size": 2, "n_best": 3})
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+        searches.parse({"kind": "beam", "size": 0})
+    with pytest.raises(ValidationError, match="did you mean 'avg'"):
+        searches.parse({"kind": "beam", "penalty": "avgg"})
+
+
+def test_specs_survive_yaml_and_have_stable_names():
+    assert searches.kinds() == ["beam", "greedy"]
+    spec = searches.parse({"kind": "beam", "size": 4, "penalty": {"kind": "wu", "alpha": 1}, "n_best": 2})
+    assert spec.dump() == {
+        "kind": "beam",
+        "max_ratio": 1.2,
+        "max_extra": 10,
+        "size": 4,
+        "penalty": {"kind": "wu", "alpha": 1.0},
+        "n_best": 2,
+    }
+    assert searches.parse(spec.dump()) == spec
+    assert searches.parse(spec.dump()).digest() == spec.digest()

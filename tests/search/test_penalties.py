@@ -1,0 +1,38 @@
+import pytest
+import torch
+from pydantic import ValidationError
+
+from attnbench.search.penalties import penalties
+
+LENGTHS = torch.arange(1, 200)
+
+
+@pytest.mark.parametrize(
+    ("spec", "length", "expected"),
+    [
+        ("none", 9, 1.0),
+        ("avg", 9, 9.0),
+        ({"kind": "avg", "alpha": 0.5}, 9, 3.0),
+        ({"kind": "avg", "alpha": 0.0}, 9, 1.0),
+        ({"kind": "wu", "alpha": 1.0}, 7, 2.0),
+        ("wu", 19, 4.0**0.6),
+        ({"kind": "wu", "alpha": 0.0}, 19, 1.0),
+    ],
+)
+def test_values_by_hand(spec, length, expected):
+    assert penalties.parse(spec).divisor(torch.tensor([length])).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", penalties.kinds())
+def test_a_divisor_is_positive_and_never_falls(kind):
+    divisor = penalties.parse(kind).divisor(LENGTHS)
+    assert divisor.dtype == torch.float64
+    assert (divisor > 0).all()
+    assert (divisor.diff() >= 0).all()
+
+
+def test_the_family():
+    assert {"none", "avg", "wu"} <= set(penalties.kinds())
+    with pytest.raises(ValidationError, match="greater than or equal to 0"):
+        penalties.parse({"kind": "wu", "alpha": -1.0})
+    assert penalties.parse("wu").digest() == penalties.parse({"kind": "wu", "alpha": 0.6}).digest()
