@@ -1,0 +1,181 @@
+"""Run folders read into plain records: one experiment, its cells, and how far each has come."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from attnbench.core.errors import AttnbenchError, DataError, SpecError
+from attnbench.core.files import parse_yaml
+
+Status = Literal["done", "failed", "running", "interrupted", "queued"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a grid as its files show it.
+
+    axes: the value of each axis (path -> label). reason: why it failed, the first line of it. metrics: finite or not,
+    every number of result.json. spec and env: the cell's spec.yaml and env.json, empty where absent.
+    """
+
+    label: str
+    seed: int
+    folder: Path
+    digest: str = ""
+    axes: Mapping[str, Scalar] = field(default_factory=dict)
+    row: Mapping[str, Scalar] = field(default_factory=dict)
+    status: Status = "queued"
+    reason: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    signatures: Mapping[str, str] = field(default_factory=dict)
+    samples: Mapping[str, int] = field(default_factory=dict)
+    data: Mapping[str, str] = field(default_factory=dict)
+    commit: str = ""
+    dirty: bool = False
+    seconds: float = 0.0
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One run folder. table: the table section of its spec. source: the path of the spec as it was given, if any."""
+
+    folder: Path
+    name: str
+    command: str
+    table: Mapping[str, Any]
+    source: str | None
+    cells: tuple[Cell, ...]
+
+    @property
+    def title(self) -> str:
+        """The last part of the name."""
+        return self.name.rsplit("/", 1)[-1]
+
+
+def collect(folder: Path) -> Experiment:
+    """The experiment in `folder`, cells in grid order.
+
+    A cell with damaged files is a failed cell with the reason. Raises DataError where there is no grid.json,
+    AttnbenchError where it is damaged.
+    """
+    path = folder / "grid.json"
+    if not path.is_file():
+        raise DataError(f"{folder} is no run folder: it has no grid.json{_hint(folder)}")
+    grid = _object(path)
+    try:
+        cells = tuple(_cell(folder, entry) for entry in grid["cells"])
+        table = grid.get("table") or {}
+        if not isinstance(table, Mapping):
+            raise TypeError("'table' is no mapping")
+        name, source = str(grid["name"]), grid.get("source")
+        return Experiment(folder, name, str(grid.get("command") or ""), table, source and str(source), cells)
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise AttnbenchError(f"{path} is damaged ({what}): run the command that made it again") from None
+
+
+def _hint(folder: Path) -> str:
+    if not folder.is_dir():
+        return " (there is no such folder)"
+    near = sorted(str(path.parent) for path in [*folder.glob("*/grid.json"), *folder.glob("*/*/grid.json")])
+    return f"; run folders below it: {', '.join(near[:8])}" if near else ""
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise AttnbenchError(f"{path} cannot be read ({error}): run the command that made it again") from None
+    if not isinstance(value, dict):
+        raise AttnbenchError(f"{path} is damaged (no JSON object): run the command that made it again")
+    return value
+
+
+def _cell(root: Path, entry: Mapping[str, Any]) -> Cell:
+    folder = root / "cells" / str(entry["folder"])
+    about: dict[str, Any] = {
+        "label": str(entry["label"]),
+        "seed": int(entry["seed"]),
+        "folder": folder,
+        "digest": str(entry.get("digest") or ""),
+        "axes": dict(entry.get("axes") or {}),
+        "row": dict(entry.get("row") or {}),
+        "spec": _yaml(folder / "spec.yaml"),
+        "env": _quiet(folder / "env.json"),
+    }
+    if not (folder / "result.json").exists():
+        return Cell(**about, **_unfinished(folder))
+    try:
+        return Cell(**about, **_finished(folder / "result.json", about["digest"]))
+    except (AttnbenchError, TypeError, ValueError, AttributeError) as error:
+        return Cell(**about, status="failed", reason=f"{error}".splitlines()[0])
+
+
+def _finished(path: Path, digest: str) -> dict[str, Any]:
+    try:
+        result = _object(path)
+    except AttnbenchError:
+        raise ValueError("result.json is damaged: delete it and run the cell again") from None
+    found = str(result.get("digest") or "")
+    if digest and found and digest != found:
+        raise ValueError(
+            f"result.json belongs to another spec ({found}, not {digest}): delete it and run the cell again"
+        )
+    metrics = {
+        str(name): float(value)
+        for name, value in result["metrics"].items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    } if isinstance(result.get("metrics"), dict) else None  # fmt: skip
+    if metrics is None:
+        raise ValueError("result.json has no metrics: delete it and run the cell again")
+    return {
+        "status": "done",
+        "metrics": metrics,
+        "signatures": {str(name): str(value) for name, value in (result.get("signatures") or {}).items()},
+        "samples": dict(result.get("samples") or {}),
+        "data": {str(name): str(value) for name, value in (result.get("data") or {}).items()},
+        "commit": str(result.get("commit") or ""),
+        "dirty": bool(result.get("dirty")),
+        "seconds": float(result.get("total_seconds") or 0.0),
+    }
+
+
+def _unfinished(folder: Path) -> dict[str, Any]:
+    error = folder / "error.txt"
+    if error.exists():
+        return {"status": "failed", "reason": _first_line(error)}
+    if (folder / "lock").exists():
+        return {"status": "running"}
+    if any(folder.glob("checkpoints/step-*")):
+        return {"status": "interrupted"}
+    return {"status": "queued"}
+
+
+def _first_line(path: Path) -> str:
+    text = path.read_text(encoding="utf-8", errors="replace").strip()
+    return text.splitlines()[0] if text else "no reason was written down"
+
+
+def _yaml(path: Path) -> Mapping[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        value, _ = parse_yaml(path.read_text(encoding="utf-8"), path.name)
+    except (SpecError, OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _quiet(path: Path) -> Mapping[str, Any]:
+    try:
+        return _object(path)
+    except AttnbenchError:
+        return {}

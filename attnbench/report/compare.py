@@ -1,0 +1,186 @@
+"""The paper's own numbers beside ours: reported.yaml, and which of its rows a row of ours stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from attnbench.core.errors import SpecError
+from attnbench.core.files import parse_yaml
+from attnbench.report.collect import Experiment
+from attnbench.report.names import last
+from attnbench.report.rows import Row
+
+KEYS = ("table", "dataset", "metric", "system", "value", "source")
+SPEEDS = {"train/tokens_per_s": "train_Ktokens_per_s", "decode/tokens_per_s": "infer_Ktokens_per_s"}
+
+
+@dataclass(frozen=True)
+class Reported:
+    """One number of a paper. source: `paper`, `recalled` or `found: ...`. k: the budget, 'full' or 'avg'."""
+
+    table: str
+    dataset: str
+    metric: str
+    system: str
+    value: float | str
+    source: str
+    k: str | None = None
+    split: str | None = None
+    confidence: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The number as printed; one that nobody checked against a copy says so."""
+        if self.source != "recalled":
+            return str(self.value)
+        return f"{self.value} (recalled{f', {self.confidence} confidence' if self.confidence else ''})"
+
+
+@dataclass(frozen=True)
+class Note:
+    text: str
+    table: str | None = None
+    dataset: str | None = None
+
+
+@dataclass(frozen=True)
+class Paper:
+    """One reported.yaml."""
+
+    title: str
+    notes: tuple[Note, ...]
+    rows: tuple[Reported, ...]
+
+
+def load_reported(path: Path) -> Paper:
+    """Raises SpecError, with file and line, for a file of another shape."""
+    value, lines = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    if not isinstance(value, Mapping) or not isinstance(value.get("rows"), list):
+        raise SpecError(f"{path}: this is no file of reported numbers: it needs 'rows', a list")
+    rows = []
+    for index, row in enumerate(value["rows"]):
+        absent = [key for key in KEYS if key not in row] if isinstance(row, Mapping) else list(KEYS)
+        if absent:
+            raise SpecError(f"{path}:{lines[('rows', index)]}: rows.{index}: no {', '.join(absent)}")
+        rows.append(
+            Reported(**{key: row[key] if key == "value" else _text(row.get(key)) for key in Reported.__annotations__})
+        )
+    notes = [
+        Note(str(note.get("text", "")), _text(note.get("table")), _text(note.get("dataset")))
+        for note in value.get("notes") or []
+        if isinstance(note, Mapping)
+    ]
+    return Paper(str(value.get("paper", "")), tuple(notes), tuple(rows))
+
+
+def _text(value: Any) -> Any:
+    return None if value is None else str(value)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The numbers that the `compare` section of a table chooses; empty where there is none.
+
+    systems: our row -> the paper's system. notes: what to print under a table.
+    """
+
+    rows: tuple[Reported, ...] = ()
+    where: Mapping[str, str] = field(default_factory=dict)
+    systems: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def find(self, names: Sequence[str], budget: object, metric: str | None = None) -> Reported | None:
+        """The paper's number for the row that answers to one of `names`, at `budget` (None: the row has none).
+
+        metric: one of the paper's metrics instead of the chosen one. None where no row, or more than one, answers.
+        """
+        system = next((self.systems[name] for name in names if name in self.systems), None)
+        if system is None:
+            return None
+        where = {**self.where, "system": system}
+        if metric is not None:
+            where["metric"] = metric
+            where.pop("split", None)
+        found = [row for row in self.rows if all(_text(getattr(row, key, None)) == want for key, want in where.items())]
+        k = "full" if budget in (None, "inf", float("inf")) else str(budget)
+        exact = [row for row in found if row.k == k]
+        chosen = exact or [row for row in found if row.k is None]
+        return chosen[0] if len(chosen) == 1 else None
+
+    def of(self, row: Row, metric: str | None = None) -> Reported | None:
+        """The paper's number for one of our rows."""
+        _, label = row.coordinate("label")
+        _, budget = row.coordinate("budget")
+        names = [row.label, *([str(label)] if label is not None else []), *(str(value) for value in row.axes.values())]
+        return self.find(names, budget, metric)
+
+
+def comparison(experiment: Experiment) -> Comparison:
+    """What the table of `experiment` compares with. A missing or broken file becomes a note."""
+    wanted = experiment.table.get("compare")
+    if not wanted:
+        return Comparison()
+    section: Mapping[str, Any] = {"file": wanted} if isinstance(wanted, str) else wanted
+    name = str(section.get("file") or "reported.yaml")
+    path = _locate(experiment, name)
+    if path is None:
+        return Comparison(notes=(f"no paper column: {name} was not found beside the spec",))
+    try:
+        paper = load_reported(path)
+    except (SpecError, OSError, ValueError) as error:
+        return Comparison(notes=(f"no paper column: {error}".splitlines()[0],))
+    where = {str(key): str(value) for key, value in (section.get("where") or {}).items()}
+    unknown = sorted(set(where) - set(Reported.__annotations__))
+    if unknown:
+        return Comparison(notes=(f"no paper column: {name} has no field {', '.join(unknown)}",))
+    systems = {str(key): str(value) for key, value in (section.get("map") or {}).items()}
+    chosen = Comparison(paper.rows, where, systems)
+    return Comparison(paper.rows, where, systems, _notes(paper, chosen))
+
+
+def _notes(paper: Paper, chosen: Comparison) -> tuple[str, ...]:
+    """Where the column comes from, whatever is said about that table, and systems that the file does not know."""
+    where = chosen.where
+    place = ", ".join([*([f"table {where['table']}"] if "table" in where else []), *(
+        where[key] for key in ("dataset", "metric", "split") if key in where)])  # fmt: skip
+    notes = [f"paper: {paper.title}{f'; {place}' if place else ''}"]
+    used = [row for row in paper.rows if row.system in chosen.systems.values() and _meets(row, where)]
+    if any(row.source == "recalled" for row in used):
+        notes.append("recalled: from memory of the paper, never checked against a copy")
+    notes += sorted({f"paper numbers {row.source}" for row in used if row.source.startswith("found")})
+    notes += [f"no paper number for '{system}'" for system in dict.fromkeys(chosen.systems.values())
+              if system not in {row.system for row in used}]  # fmt: skip
+    for note in paper.notes:
+        if note.table is not None and note.table == where.get("table") and note.dataset in (None, where.get("dataset")):
+            notes.append(f"paper, table {note.table}: {note.text}")
+    return tuple(notes)
+
+
+def _meets(row: Reported, where: Mapping[str, str]) -> bool:
+    return all(_text(getattr(row, key)) == want for key, want in where.items())
+
+
+def _locate(experiment: Experiment, name: str) -> Path | None:
+    """`name` beside the spec, above the run folder (a committed copy lies below its spec), among the packaged specs."""
+    above = experiment.folder.resolve().parents
+    places = [parent / name for parent in above[:3]]
+    if experiment.source:
+        beside = Path(experiment.source).parent / name
+        places = [beside, *(parent / beside for parent in above), *places]
+    places += [Path(name), Path(str(resources.files("attnbench"))) / "specs" / name]
+    return next((path for path in places if path.is_file()), None)
+
+
+def metric_of(row: Reported, values: Sequence[str]) -> str | None:
+    """Which of our value metrics a number stands beside: the one of its split (test unless it says otherwise)."""
+    split = row.split or "test"
+    return next((name for name in values if name.startswith(f"{split}/")), values[0] if values else None)
+
+
+def speed(metric: str) -> str | None:
+    """The paper's name of one of our speeds."""
+    return SPEEDS.get(metric) if last(metric) == "tokens_per_s" else None

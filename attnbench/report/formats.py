@@ -1,0 +1,139 @@
+"""A table as Markdown, LaTeX (booktabs) or on a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from attnbench.report.layout import Column, Entry, Sheet
+
+
+@dataclass(frozen=True)
+class Document:
+    """The sheets of one experiment and the notes under them."""
+
+    name: str
+    sheets: tuple[Sheet, ...]
+    notes: tuple[str, ...]
+
+
+def markdown(document: Document) -> str:
+    parts = []
+    for sheet in document.sheets:
+        rows = [
+            "| " + " | ".join(_md(column.title) for column in sheet.columns) + " |",
+            "| " + " | ".join("---" if column.left else "---:" for column in sheet.columns) + " |",
+            *("| " + " | ".join(_md_entry(entry) for entry in line) + " |" for line in sheet.lines),
+        ]
+        parts.append(f"### {_md(sheet.title)}\n\n" + "\n".join(rows) + "\n")
+    if document.notes:
+        parts.append("".join(f"- {_md(note)}\n" for note in document.notes))
+    return "\n".join(parts)
+
+
+def _md(text: str) -> str:
+    return re.sub(r"([\\|*_<>`\[\]])", r"\\\1", " ".join(text.split()))
+
+
+def _md_entry(entry: Entry) -> str:
+    text = _md(entry.text)
+    if not text:
+        return text
+    return {"best": f"**{text}**", "tied": f"<ins>{text}</ins>", "paper": f"*{text}*", "": text}[entry.mark]
+
+
+_TEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "±": r"$\pm$",
+}
+
+
+def tex(document: Document) -> str:
+    return "% needs \\usepackage{booktabs}\n" + "\n".join(
+        _tex_table(sheet, document.notes if sheet is document.sheets[-1] else ()) for sheet in document.sheets
+    )
+
+
+def _tex_table(sheet: Sheet, notes: Sequence[str]) -> str:
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{_tex(sheet.title)}}}",
+        rf"\begin{{tabular}}{{{''.join('l' if column.left else 'r' for column in sheet.columns)}}}",
+        r"\toprule",
+        " & ".join(_tex(column.title) for column in sheet.columns) + r" \\",
+        r"\midrule",
+        *(" & ".join(_tex_entry(entry) for entry in line) + r" \\" for line in sheet.lines),
+        r"\bottomrule",
+        r"\end{tabular}",
+        *(rf"\par{{\footnotesize {_tex(note)}\par}}" for note in notes),
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _tex(text: str) -> str:
+    return "".join(_TEX.get(character, character) for character in " ".join(text.split()))
+
+
+def _tex_entry(entry: Entry) -> str:
+    text = _tex(entry.text)
+    if not text:
+        return text
+    command = {"best": r"\textbf", "tied": r"\underline", "paper": r"\emph", "": ""}[entry.mark]
+    return f"{command}{{{text}}}" if command else text
+
+
+_STYLES = {"best": "bold", "tied": "underline", "paper": "italic", "": ""}
+
+
+def terminal(document: Document, console: Console) -> None:
+    """Print the document; columns that matter least give way where a line is too long, and a note says so."""
+    hidden: list[str] = []
+    for sheet in document.sheets:
+        kept = _fitting(sheet, console.width)
+        hidden += [column.title.replace("\n", " ") for column in sheet.columns if column not in kept]
+        table = Table(title=Text(sheet.title), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+        for column in kept:
+            table.add_column(Text(column.title), justify="left" if column.left else "right")
+        for line in sheet.lines:
+            chosen = [entry for column, entry in zip(sheet.columns, line, strict=True) if column in kept]
+            table.add_row(*(Text(entry.text, style=_STYLES[entry.mark]) for entry in chosen))
+        console.print(table)
+    for note in document.notes:
+        console.print(Text(note), soft_wrap=True)
+    if hidden:
+        console.print(
+            Text(f"no room for: {', '.join(dict.fromkeys(hidden))}; results.md has every column"), soft_wrap=True
+        )
+
+
+def _fitting(sheet: Sheet, width: int) -> list[Column]:
+    widths = {
+        index: max(len(text) for text in [*column.title.split("\n"), *(line[index].text for line in sheet.lines)])
+        for index, column in enumerate(sheet.columns)
+    }
+    kept = list(widths)
+    for level in sorted({column.shed for column in sheet.columns if column.shed}):
+        if 2 + sum(widths[index] + 2 for index in kept) <= width:
+            break
+        kept = [index for index in kept if sheet.columns[index].shed != level]
+    return [sheet.columns[index] for index in kept]

@@ -1,0 +1,56 @@
+"""How a metric is called, written and ordered in a table for people."""
+
+from __future__ import annotations
+
+import math
+
+SITES = {"encoder_self": "enc", "decoder_self": "dec", "cross": "cross"}
+_WORDS = {
+    "bleu": "BLEU",
+    "bleu_13a": "BLEU 13a",
+    "chrf": "chrF",
+    "ppl": "perplexity",
+    "bpc": "BPC",
+    "tokens_per_s": "ktok/s",
+    "params": "parameters",
+}
+_LOWER = {"loss", "nll", "ppl", "bpc", "seconds", "rep", "drop", "aer", "max_mem_mb"}
+_HIGHER = {"bleu", "bleu_13a", "chrf", "exact", "exact_match", "meteor", "cider", "tokens_per_s"}
+_DECIMALS = {"attended": 1, "entropy": 2, "bleu": 2, "bleu_13a": 2, "chrf": 2, "loss": 3, "nll": 3, "ppl": 2, "bpc": 3}
+
+
+def last(metric: str) -> str:
+    return metric.rsplit("/", 1)[-1]
+
+
+def title(metric: str) -> str:
+    """'test/bleu' -> 'test BLEU'."""
+    group, _, name = metric.rpartition("/")
+    words = SITES.get(name) or _WORDS.get(name) or name.replace("_", " ")
+    return f"{group.replace('/', ' ')} {words}".strip()
+
+
+def higher_is_better(metric: str) -> bool | None:
+    """None: neither, it only describes (attended positions, entropy, parameters)."""
+    name = last(metric)
+    return True if name in _HIGHER or "bleu" in name else False if name in _LOWER else None
+
+
+def number(metric: str, value: float) -> str:
+    """`value` as tables for people print it; tokens/s in thousands."""
+    if not math.isfinite(value):
+        return str(value)
+    if last(metric) == "tokens_per_s":
+        return thousands(value)
+    if last(metric) == "params":
+        return f"{value / 1e6:.1f}M" if value >= 1e5 else f"{value:,.0f}"
+    decimals = _DECIMALS.get(metric.split("/", 1)[0], _DECIMALS.get(last(metric)))
+    if decimals is not None:
+        return f"{value:.{decimals}f}"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
+
+
+def thousands(value: float) -> str:
+    """12345 -> '12.3', with three digits that count below 1,000,000."""
+    scaled = value / 1000
+    return f"{scaled:,.0f}" if scaled >= 100 else f"{scaled:.1f}" if scaled >= 10 else f"{scaled:.2f}"

@@ -1,0 +1,108 @@
+"""What stands under a table: what its marks mean, and what every number in it carries."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from attnbench.report import names
+from attnbench.report.collect import STATUSES, Cell, Experiment
+from attnbench.report.compare import Comparison
+from attnbench.report.layout import View
+from attnbench.report.rank import LEVEL, Ranks
+from attnbench.report.rows import Row
+from attnbench.report.significance import SAMPLES
+
+SHOWN = 20
+
+
+def notes(experiment: Experiment, rows: Sequence[Row], view: View, ranks: Ranks, compared: Comparison) -> list[str]:
+    """In this order: what is not done, what is shown, how it was scored, where the paper's numbers come from."""
+    done = [cell for row in rows for cell in row.done]
+    return [
+        *_unfinished(experiment.cells),
+        *_unknown(rows, view),
+        *_legend(rows, view, ranks),
+        *_scores(done, view),
+        *compared.notes,
+        *_origin(done),
+    ]
+
+
+def _unfinished(cells: Iterable[Cell]) -> list[str]:
+    cells = list(cells)
+    failed = [cell for cell in cells if cell.status == "failed"]
+    lines = [f"failed: {cell.label}, seed {cell.seed}: {cell.reason}" for cell in failed[:SHOWN]]
+    if len(failed) > SHOWN:
+        lines.append(f"failed: {len(failed) - SHOWN} more")
+    counts = Counter(cell.status for cell in cells)
+    waiting = [
+        f"{counts[status]} {status}" for status in STATUSES if status not in ("done", "failed") and counts[status]
+    ]
+    if waiting:
+        lines.append(f"not done yet, of {len(cells)} cells: {', '.join(waiting)}")
+    return lines
+
+
+def _unknown(rows: Sequence[Row], view: View) -> list[str]:
+    known = {name for row in rows for name in row.stats}
+    scores = ", ".join(sorted(name for name in known if names.higher_is_better(name) is not None))
+    absent = [name for name in dict.fromkeys((*view.values, *view.extra)) if name not in known]
+    return [f"no cell has measured {name} (measured: {scores})" for name in absent if known]
+
+
+def _legend(rows: Sequence[Row], view: View, ranks: Ranks) -> list[str]:
+    many = any(stat.n > 1 for row in rows for stat in row.stats.values())
+    said = {
+        "mean_std": "mean ± sample standard deviation (seeds)" if many else "(n): number of seeds",
+        "mean": "mean (seeds)",
+        "max": "maximum (seeds)",
+    }[view.reduce]
+    marks = []
+    if any(rank.kind == "best" for rank in ranks.values()):
+        marks.append("bold: best")
+    if any(rank.kind == "tied" for rank in ranks.values()):
+        marks.append(
+            f"underlined: not significantly worse than the best (paired bootstrap over the sentences of common seeds, "
+            f"{SAMPLES} samples, p >= {LEVEL})"
+        )
+    return ["; ".join([said, *marks])]
+
+
+def _scores(done: Sequence[Cell], view: View) -> list[str]:
+    lines = []
+    for metric in dict.fromkeys((*view.values, *view.extra)):
+        signatures = dict.fromkeys(cell.signatures[metric] for cell in done if metric in cell.signatures)
+        lines += [f"{names.title(metric)}: {signature}" for signature in signatures]
+    samples = sorted({cell.samples["attended"] for cell in done if "attended" in cell.samples})
+    if samples:
+        lines.append(f"attended: positions with weight above 0, mean over the queries of {_list(samples)} sentences")
+    return lines
+
+
+def _origin(done: Sequence[Cell]) -> list[str]:
+    commits = list(dict.fromkeys(cell.commit[:12] + ("+changes" if cell.dirty else "") for cell in done if cell.commit))
+    data = list(dict.fromkeys(cell.data["digest"][:12] for cell in done if cell.data.get("digest")))
+    parts = []
+    if commits:
+        parts.append(f"commit {', '.join(commits)}")
+    if data:
+        parts.append(f"data {', '.join(data)}")
+    seconds = sum(cell.seconds for cell in done)
+    if seconds:
+        parts.append(f"{duration(seconds)} in all")
+    lines = ["; ".join(parts)] if parts else []
+    devices = sorted({str(cell.env["device"]) for cell in done if cell.env.get("device")})
+    if len(devices) > 1:
+        lines.append(f"speeds were measured on different devices: {', '.join(devices)}")
+    return lines
+
+
+def _list(values: Sequence[int]) -> str:
+    return " or ".join(f"{value:,}" for value in values)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,165 @@
+"""Tables for programs: the content of results.json and results.csv."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from attnbench.report.collect import Cell, Experiment
+from attnbench.report.compare import Comparison, Reported, metric_of, speed
+from attnbench.report.layout import View
+from attnbench.report.names import higher_is_better
+from attnbench.report.rank import Ranks
+from attnbench.report.rows import Row
+
+SCHEMA_VERSION = 1
+
+
+def document(
+    experiment: Experiment, rows: Sequence[Row], view: View, ranks: Ranks, compared: Comparison
+) -> dict[str, object]:
+    """results.json.
+
+    A metric that is not finite is null, and so is `<metric>_std` of one seed; `<metric>_p` is that of the paired test
+    against the best row.
+    """
+    done = [cell for row in rows for cell in row.done]
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "name": experiment.name,
+        "results": {row.label: _row(row, view, ranks, compared) for row in rows},
+        "configs": {row.label: _config(row) for row in rows},
+        "metrics": _metrics(rows, done),
+        "data": {**_united([cell.data for cell in done]), "n_samples": _united([cell.samples for cell in done])},
+        "git_hash": ",".join(dict.fromkeys(cell.commit for cell in done if cell.commit)),
+        "dirty": any(cell.dirty for cell in done),
+        "date": _date(done),
+        "env": _united([cell.env for cell in done]),
+        "command": experiment.command,
+        "total_seconds": sum(cell.seconds for cell in done),
+    }
+    return {key: _sayable(value) for key, value in content.items()}
+
+
+def _sayable(value: Any) -> Any:
+    """JSON has no infinity: a spec that says `inf` says it as a string."""
+    if isinstance(value, Mapping):
+        return {str(key): _sayable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_sayable(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _row(row: Row, view: View, ranks: Ranks, compared: Comparison) -> dict[str, object]:
+    content: dict[str, object] = {}
+    for metric, stat in row.stats.items():
+        content[metric] = _finite(stat.mean)
+        content[f"{metric}_std"] = _finite(stat.std)
+        rank = ranks.get((row.label, metric))
+        if rank is not None and rank.p is not None:
+            content[f"{metric}_p"] = rank.p
+    content["n_seeds"] = len(row.done)
+    content["per_seed"] = {
+        str(cell.seed): {metric: _finite(value) for metric, value in cell.metrics.items()} for cell in row.done
+    }
+    content["status"] = row.status
+    content["axes"] = dict(row.axes)
+    open_cells = {
+        str(cell.seed): {"status": cell.status, "reason": cell.reason} for cell in row.cells if cell.status != "done"
+    }
+    if open_cells:
+        content["unfinished"] = open_cells
+    paper = {metric: _number(number) for metric, number in papers(row, view, compared).items()}
+    if paper:
+        content["paper"] = paper
+    return content
+
+
+def papers(row: Row, view: View, compared: Comparison) -> dict[str, Reported]:
+    """Our metric -> the paper's number for it."""
+    found: dict[str, Reported] = {}
+    number = compared.of(row)
+    metric = metric_of(number, view.values) if number else None
+    if number and metric:
+        found[metric] = number
+    for name in ("train/tokens_per_s", "decode/tokens_per_s"):
+        theirs = compared.of(row, speed(name)) if name not in found else None
+        if theirs:
+            found[name] = theirs
+    return found
+
+
+def _number(number: Reported) -> dict[str, object]:
+    about = {"table": number.table, "dataset": number.dataset, "metric": number.metric, "system": number.system}
+    rest = {key: value for key, value in (("k", number.k), ("confidence", number.confidence)) if value is not None}
+    return {"value": number.value, "source": number.source, **about, **rest}
+
+
+def _config(row: Row) -> dict[str, Any]:
+    spec = dict(next((cell.spec for cell in row.cells if cell.spec), {}))
+    return {key: value for key, value in spec.items() if key not in ("grid", "table", "seed")}
+
+
+def _metrics(rows: Sequence[Row], done: Sequence[Cell]) -> dict[str, object]:
+    signatures = {name: signature for cell in done for name, signature in cell.signatures.items()}
+    return {
+        name: {"higher_is_better": higher_is_better(name), "signature": signatures.get(name)}
+        for name in dict.fromkeys(name for row in rows for name in row.stats)
+    }
+
+
+def _united(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all records say; a list of the values where they differ."""
+    values: dict[str, list[Any]] = {}
+    for record in records:
+        for key, value in record.items():
+            if value not in values.setdefault(key, []):
+                values[key].append(value)
+    return {key: found[0] if len(found) == 1 else found for key, found in values.items()}
+
+
+def _date(done: Sequence[Cell]) -> str | None:
+    """When the last cell was done, so that the same cells give the same file."""
+    said = [str(cell.env["date"]) for cell in done if cell.env.get("date")]
+    if said:
+        return max(said)
+    times = [(cell.folder / "result.json").stat().st_mtime for cell in done]
+    return datetime.fromtimestamp(max(times), UTC).isoformat(timespec="seconds") if times else None
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def csv_text(rows: Sequence[Row], view: View, compared: Comparison) -> str:
+    """One line a row: label, axes, how far it is, every metric with its spread, full precision, the paper's numbers."""
+    axes = list(dict.fromkeys(path for row in rows for path in row.axes))
+    metrics = list(dict.fromkeys(name for row in rows for name in row.stats))
+    theirs = [papers(row, view, compared) for row in rows]
+    named = list(dict.fromkeys(metric for found in theirs for metric in found))
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([
+        "row", *(axis for axis in axes), "status", "n_seeds", "n_cells", "reason",
+        *(column for metric in metrics for column in (metric, f"{metric}_std")),
+        *(column for metric in named for column in (f"paper/{metric}", f"paper/{metric}_source")),
+    ])  # fmt: skip
+    for row, found in zip(rows, theirs, strict=True):
+        stats = [row.stats.get(metric) for metric in metrics]
+        reason = next((cell.reason for cell in row.cells if cell.reason), "")
+        numbers = [found.get(metric) for metric in named]
+        writer.writerow([
+            row.label, *(_blank(row.axes.get(axis)) for axis in axes),
+            row.status, len(row.done), len(row.cells), reason,
+            *(value for stat in stats for value in ((stat.mean, _blank(stat.std)) if stat else ("", ""))),
+            *(value for number in numbers for value in ((number.value, number.source) if number else ("", ""))),
+        ])  # fmt: skip
+    return out.getvalue()
+
+
+def _blank(value: object) -> object:
+    return "" if value is None else value

@@ -1,0 +1,135 @@
+"""Cells grouped over seeds: mean, spread and n of every metric, and the refusal to mix what cannot be compared."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from attnbench.core.errors import AttnbenchError
+from attnbench.report.collect import Cell, Scalar
+
+REDUCERS: dict[str, Callable[[Sequence[float]], float]] = {
+    "mean_std": statistics.fmean,
+    "mean": statistics.fmean,
+    "max": max,
+}
+
+
+@dataclass(frozen=True)
+class Stat:
+    """One metric over the seeds of a row. std: the sample standard deviation, None for one seed."""
+
+    mean: float
+    std: float | None
+    best: float
+    seeds: Mapping[int, float]
+
+    @property
+    def n(self) -> int:
+        return len(self.seeds)
+
+    @classmethod
+    def of(cls, seeds: Mapping[int, float]) -> Stat:
+        values = list(seeds.values())
+        whole = all(math.isfinite(value) for value in values)
+        mean = statistics.fmean(values) if whole else sum(values) / len(values)
+        return cls(mean, statistics.stdev(values) if whole and len(values) > 1 else None, max(values), dict(seeds))
+
+
+@dataclass(frozen=True)
+class Row:
+    """The cells that differ in nothing but the seed. stats: over those that are done."""
+
+    label: str
+    axes: Mapping[str, Scalar]
+    cells: tuple[Cell, ...]
+    stats: Mapping[str, Stat]
+
+    @property
+    def done(self) -> tuple[Cell, ...]:
+        return tuple(cell for cell in self.cells if cell.status == "done")
+
+    @property
+    def status(self) -> str:
+        """What stands in the place of a number when no cell is done; 'done' and 'partial' otherwise."""
+        if self.done:
+            return "done" if len(self.done) == len(self.cells) else "partial"
+        for status in ("failed", "running", "interrupted"):
+            if any(cell.status == status for cell in self.cells):
+                return status
+        return "queued"
+
+    def coordinate(self, name: str) -> tuple[str | None, Scalar]:
+        """(the axis behind it, the value) of `label`, `budget` or a whole dotted path; (None, None) if it has none."""
+        if name in self.axes:
+            return name, self.axes[name]
+        for path, value in self.axes.items():
+            if path.rsplit(".", 1)[-1] == name:
+                return path, value
+        return None, self.cells[0].row.get(name)
+
+
+def group(cells: Iterable[Cell]) -> list[Row]:
+    """Rows and their cells in grid order. Raises AttnbenchError where two cells cannot share a table."""
+    found: dict[tuple[str, tuple[tuple[str, str], ...]], list[Cell]] = {}
+    for cell in cells:
+        key = cell.label, tuple((path, repr(value)) for path, value in cell.axes.items())
+        found.setdefault(key, []).append(cell)
+    rows = [_row(label, members) for (label, _), members in found.items()]
+    refuse_mixtures(rows)
+    return _distinct(rows)
+
+
+def _row(label: str, cells: Sequence[Cell]) -> Row:
+    done = [cell for cell in cells if cell.status == "done"]
+    names = dict.fromkeys(name for cell in done for name in cell.metrics)
+    stats = {name: Stat.of({cell.seed: cell.metrics[name] for cell in done if name in cell.metrics}) for name in names}
+    return Row(label, dict(cells[0].axes), tuple(cells), stats)
+
+
+def _distinct(rows: list[Row]) -> list[Row]:
+    """Rows with labels of their own: where two share one, the axes in which they differ are added."""
+    labels = [row.label for row in rows]
+    named = []
+    for row in rows:
+        twins = [other for other in rows if other.label == row.label]
+        if labels.count(row.label) > 1:
+            differ = [path for path in row.axes if len({repr(twin.axes.get(path)) for twin in twins}) > 1]
+            extra = ", ".join(f"{path.rsplit('.', 1)[-1]}={row.axes[path]}" for path in differ)
+            row = replace(row, label=f"{row.label} ({extra})")
+        named.append(row)
+    return named
+
+
+def refuse_mixtures(rows: Iterable[Row]) -> None:
+    """Raise AttnbenchError, naming cells, where done cells were scored differently or on different data.
+
+    Cells that differ on an axis of the task are on different data on purpose: each such group is judged apart.
+    """
+    groups: dict[str, list[Cell]] = {}
+    for row in rows:
+        task = repr([(path, value) for path, value in row.axes.items() if path.split(".", 1)[0] == "task"])
+        groups.setdefault(task, []).extend(row.done)
+    for cells in groups.values():
+        for metric in sorted({name for cell in cells for name in cell.signatures}):
+            _one(f"the signature of {metric}", [(cell, cell.signatures.get(metric)) for cell in cells])
+        for part in ("digest", "manifest_sha256"):
+            _one(f"the data ({part})", [(cell, cell.data.get(part)) for cell in cells])
+
+
+def _one(what: str, values: Sequence[tuple[Cell, str | None]]) -> None:
+    kinds: dict[str, list[str]] = {}
+    for cell, value in values:
+        if value:
+            kinds.setdefault(value, []).append(cell.folder.name)
+    if len(kinds) > 1:
+        rows = "\n".join(
+            f"  {value}: {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
+            for value, names in kinds.items()
+        )
+        raise AttnbenchError(
+            f"the cells cannot share a table, {what} differs:\n{rows}\n"
+            "  delete result.json of those that are out of date and run them again, or report them apart"
+        )

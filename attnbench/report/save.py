@@ -1,0 +1,78 @@
+"""Copies of run folders that are worth committing: everything but checkpoints, locks and the corpus's own text."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attnbench.core.errors import AttnbenchError
+from attnbench.core.files import folder_atomic, write_json
+from attnbench.report.collect import collect
+from attnbench.report.significance import FILE as TESTS
+from attnbench.report.significance import read_tests
+from attnbench.report.table import write_results
+
+
+def save(folder: Path, into: Path) -> Path:
+    """Copy the run folder to `into`/<last part of its name>, whole or not at all; returns that path.
+
+    Cells that only the copy has stay there, so that a long table can grow over several machines. References
+    (hyps/*.ref.txt) are left out: they are the corpus's text. Raises DataError where `folder` is no run folder,
+    AttnbenchError where a cell that is done in the copy would be replaced by a different result.
+    """
+    write_results(folder)
+    experiment = collect(folder)
+    target = into / experiment.title
+    ours = _grid(folder)
+    theirs = _grid(target) if (target / "grid.json").exists() else {"name": ours["name"], "cells": []}
+    if theirs["name"] != ours["name"]:
+        raise AttnbenchError(f"{target} holds another experiment, {theirs['name']}: save to another folder")
+    ours_folders = {cell["folder"] for cell in ours["cells"]}
+    kept = {cell["folder"] for cell in theirs["cells"] if _keeps(folder, target, cell["folder"])}
+    with folder_atomic(target) as work:
+        for name in sorted(ours_folders | {cell["folder"] for cell in theirs["cells"]}):
+            source = (target if name in kept else folder) / "cells" / name
+            if source.is_dir():
+                shutil.copytree(source, work / "cells" / name, ignore=_unwanted)
+        write_json(work / "grid.json", {**ours, "cells": _merged(theirs["cells"], ours["cells"])})
+        if (folder / "spec.yaml").is_file():
+            shutil.copyfile(folder / "spec.yaml", work / "spec.yaml")
+        write_json(work / TESTS, {**read_tests(target / TESTS), **read_tests(folder / TESTS)})
+        write_results(work)
+    return target
+
+
+def _grid(folder: Path) -> dict[str, Any]:
+    collect(folder)  # its errors are for people
+    return json.loads((folder / "grid.json").read_text(encoding="utf-8"))
+
+
+def _keeps(folder: Path, target: Path, name: str) -> bool:
+    """Whether the copy's cell stays: it is done and ours is not, or only the copy has it, or both are the same."""
+    theirs, ours = target / "cells" / name / "result.json", folder / "cells" / name / "result.json"
+    if theirs.exists() and ours.exists() and theirs.read_bytes() != ours.read_bytes():
+        raise AttnbenchError(
+            f"{theirs} holds a different result: nothing was saved; delete that cell if the new one is to replace it"
+        )
+    return theirs.exists() or not (folder / "cells" / name).is_dir()
+
+
+def _merged(theirs: list[Mapping[str, Any]], ours: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Our cells in our order; where the copy has some of its own, the copy's first."""
+    mine = {cell["folder"] for cell in ours}
+    if all(cell["folder"] in mine for cell in theirs):
+        return ours
+    known = {cell["folder"]: cell for cell in ours}
+    first = [known.get(cell["folder"], cell) for cell in theirs]
+    return [*first, *(cell for cell in ours if cell["folder"] not in {item["folder"] for item in first})]
+
+
+def _unwanted(_: str, names: list[str]) -> list[str]:
+    return [
+        name
+        for name in names
+        if name == "checkpoints" or name.startswith((".", "lock")) or name.endswith((".ref.txt", ".lock", ".tmp"))
+    ]

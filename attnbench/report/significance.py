@@ -1,0 +1,126 @@
+"""Paired tests on the hypotheses that cells saved."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Literal
+
+from attnbench.core.files import write_json
+from attnbench.report.collect import Cell
+from attnbench.report.rows import Row
+
+SAMPLES = 1000
+FILE = "significance.json"
+Kind = Literal["13a", "13a_lc", "tok", "tok_lc"]
+
+_KINDS: dict[tuple[str, str], Kind] = {
+    ("13a", "mixed"): "13a",
+    ("13a", "lc"): "13a_lc",
+    ("none", "mixed"): "tok",
+    ("none", "lc"): "tok_lc",
+}
+
+
+class PairedTests:
+    """p of the paired bootstrap between two rows, over the sentences of their common seeds.
+
+    They are kept in significance.json under a hash of what was tested: a table that is made again does not test again,
+    and a copy without the references (they are the corpus's text) still has them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+        self._kept = read_tests(self.path)
+        self._used: dict[str, float] = {}
+
+    def __call__(self, metric: str, best: Row, other: Row) -> float | None:
+        """None for a metric that is no BLEU, and where the saved lines are not those that gave the scores."""
+        split, _, name = metric.partition("/")
+        signature = next((cell.signatures[metric] for cell in best.done if metric in cell.signatures), "")
+        kind = _KINDS.get((_part(signature, "tok"), _part(signature, "case")))
+        pairs = _pairs(best, other)
+        ours, theirs = (_joined([pair[side] for pair in pairs], split) for side in (0, 1))
+        if not name.startswith("bleu") or kind is None or not ours or not theirs:
+            return None
+        key = f"{metric}:{_hash(signature, *ours, '', *theirs)}"
+        p = self._kept.get(key)
+        if p is None:
+            p = _test(metric, pairs, ours, theirs, kind, "split:compounds" in signature)
+        if p is not None:
+            self._used[key] = p
+        return p
+
+    def save(self) -> None:
+        """Keep the tests that were asked for since this was made, and no others."""
+        if self._used != self._kept:
+            write_json(self.path, self._used)
+
+
+def read_tests(path: Path) -> dict[str, float]:
+    """What a significance.json holds; nothing where it is absent or damaged."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {str(key): float(p) for key, p in kept.items()} if isinstance(kept, dict) else {}
+
+
+def _hash(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _part(signature: str, name: str) -> str:
+    return next((part[len(name) + 1 :] for part in signature.split("|") if part.startswith(f"{name}:")), "")
+
+
+def _pairs(first: Row, second: Row) -> list[tuple[Cell, Cell]]:
+    """The cells of both rows with the same seed."""
+    ours = {cell.seed: cell for cell in first.done}
+    theirs = {cell.seed: cell for cell in second.done}
+    return [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
+
+
+def _joined(cells: list[Cell], name: str) -> list[str]:
+    """The lines of hyps/<name>.txt of all cells, end to end; none where one has no such file."""
+    lines: list[str] = []
+    for cell in cells:
+        found = _lines(cell, name)
+        if not found:
+            return []
+        lines += found
+    return lines
+
+
+def _lines(cell: Cell, name: str) -> list[str]:
+    try:
+        text = (cell.folder / "hyps" / f"{name}.txt").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return []
+    return text.removesuffix("\n").split("\n")
+
+
+def _test(
+    metric: str, pairs: list[tuple[Cell, Cell]], ours: list[str], theirs: list[str], kind: Kind, compounds: bool
+) -> float | None:
+    references = f"{metric.partition('/')[0]}.ref"
+    wanted, same = (_joined([pair[side] for pair in pairs], references) for side in (0, 1))
+    if not wanted or wanted != same or not len(ours) == len(theirs) == len(wanted):
+        return None
+    if not all(_as_scored(cell, metric, kind, compounds) for pair in pairs for cell in pair):
+        return None
+    from attnbench.metrics.significance import paired_bootstrap
+
+    return paired_bootstrap(ours, theirs, wanted, kind, SAMPLES, compound_split=compounds)
+
+
+def _as_scored(cell: Cell, metric: str, kind: Kind, compounds: bool) -> bool:
+    """Whether the saved lines give the cell's score again; tokenised lines under a detokenised score do not."""
+    from attnbench.metrics.bleu import corpus_bleu
+
+    split = metric.partition("/")[0]
+    lines, references = _lines(cell, split), _lines(cell, f"{split}.ref")
+    if len(lines) != len(references) or metric not in cell.metrics:
+        return False
+    return abs(corpus_bleu(lines, references, kind, compound_split=compounds).value - cell.metrics[metric]) < 0.005
