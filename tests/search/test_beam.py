@@ -141,6 +141,23 @@ def test_it_stops_as_soon_as_nothing_better_can_come(lab):
     assert len(model.seen) == 2  # EOS at once, then after each of the three other tokens
 
 
+def test_it_goes_on_as_long_as_the_penalty_lets_something_better_come(lab):
+    table = torch.tensor([-torch.inf, -torch.inf, 0.75, 0.25], dtype=torch.float64)
+    table[2:].log_()
+    model = lab.Toy(table.expand(997, 4).clone())
+    # the empty output scores log 0.75 = -0.29; n tokens without EOS, at n log 0.25 = -1.39 n, may come to -0.139 n
+    beam(20, "avg", ratio=0.0, extra=10)(model, lab.sources(5), lab.limits)
+    assert len(model.seen) == 3
+
+
+@pytest.mark.parametrize("size", [1, 3, 6, 30])
+def test_equal_candidates_come_by_the_place_of_their_parent_then_by_id(lab, size):
+    model = lab.Toy(torch.zeros(997, 40, dtype=torch.float64))
+    (found,) = beam(size, "avg", n_best=size)(model, lab.sources(2), lab.limits)
+    expected = lab.plain_beam(model, lab.sources(2), 5, size, PENALTIES["avg"])
+    assert [(h.tokens, h.finished) for h in found] == [(tokens, finished) for tokens, _, _, finished in expected]
+
+
 def test_the_state_stays_where_no_beam_moved(lab, monkeypatch):
     moved = []
 
@@ -195,6 +212,9 @@ def test_nothing_to_choose_ends_a_source_and_no_other(lab):
         found = beam(3)(model, source, lab.limits)
         assert found[1] == [DEAD_END]
         assert [found[0], found[2]] == [clean[0], clean[2]]
+        model.seen.clear()
+        assert beam(3)(model, Source(source.data[1:2], source.valid[1:2]), lab.limits) == [[DEAD_END]]
+        assert len(model.seen) == 1
 
 
 def test_no_sources(lab):
