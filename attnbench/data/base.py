@@ -7,8 +7,9 @@ from typing import NamedTuple
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-PAD, BOS, EOS, UNK = 0, 1, 2, 3
-SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
+from attnbench.data.special import BOS, EOS, PAD, SPECIALS, UNK
+
+__all__ = ["BOS", "EOS", "PAD", "SPECIALS", "UNK", "Batch", "Cursor"]
 
 
 class Batch(NamedTuple):
@@ -23,7 +24,7 @@ class Batch(NamedTuple):
     target_in: Int[Tensor, "B T"]
     target_out: Int[Tensor, "B T"]
     target_valid: Bool[Tensor, "B T"]
-    index: Int[Tensor, "B"]
+    index: Int[Tensor, "B"]  # type: ignore[assignment]  # no one asks a batch for tuple.index
 
 
 class Cursor(NamedTuple):

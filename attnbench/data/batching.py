@@ -1,0 +1,157 @@
+"""Token-bucket batches: an endless shuffled stream for training, and every pair once for evaluation.
+
+An epoch's order is a keyed bijection (order.py), read in pools of about 100 batches; a pool is sorted by length, cut
+into batches, and its batches are shuffled. Nothing in memory grows with the corpus, and every place can be jumped to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attnbench.core.errors import DataError
+from attnbench.core.seeding import derive
+from attnbench.data.base import Batch, Cursor
+from attnbench.data.order import Shuffle
+from attnbench.data.special import BOS, EOS, PAD
+from attnbench.data.store import IdLists
+
+_POOL_BATCHES = 100
+_EVAL_POOL = 1 << 16
+
+Ints = NDArray[np.int64]
+
+
+class Ids(NamedTuple):
+    """A split as ids. wide_tokens, widest: sum and maximum of the length of each pair's longer side, EOS counted."""
+
+    source: IdLists
+    target: IdLists
+    wide_tokens: int
+    widest: int
+
+    def release(self) -> None:
+        self.source.release()
+        self.target.release()
+
+
+class Pool:
+    """Some pairs, copied out of the files: line numbers `index`, and the ids of each side."""
+
+    def __init__(self, ids: Ids, index: Ints) -> None:
+        self.index = index
+        self._sides = [side.gather(index) for side in (ids.source, ids.target)]
+        ids.release()
+        self.source_lengths, self.target_lengths = (np.diff(starts) + 1 for _, starts in self._sides)
+
+    @property
+    def widths(self) -> Ints:
+        """Length of the longer side of each pair, EOS counted."""
+        return np.maximum(self.source_lengths, self.target_lengths)
+
+    def batch(self, rows: Ints) -> Batch:
+        """The batch of the pairs at `rows` of this pool."""
+        source, source_valid = self._padded(0, rows, front=False)
+        target_in, target_valid = self._padded(1, rows, front=True)
+        target_out, _ = self._padded(1, rows, front=False)
+        index = torch.from_numpy(self.index[rows])
+        return Batch(source, source_valid, target_in, target_out, target_valid, index)
+
+    def _padded(self, side: int, rows: Ints, *, front: bool) -> tuple[Tensor, Tensor]:
+        """Ids with BOS in front or EOS behind, padded."""
+        flat, starts = self._sides[side]
+        first, end = starts[rows], starts[rows + 1]
+        lengths = end - first
+        place = np.arange(lengths.max() + 1)[None]
+        valid = place <= lengths[:, None]
+        out = np.full(valid.shape, PAD, np.int64)
+        words = place < lengths[:, None]
+        gathered = flat[(first[:, None] + place)[words]]
+        if front:
+            out[:, 0] = BOS
+            out[:, 1:][words[:, :-1]] = gathered
+        else:
+            out[words] = gathered
+            out[np.arange(len(rows)), lengths] = EOS
+        return torch.from_numpy(out), torch.from_numpy(valid)
+
+
+def cut(widths: Ints, tokens: int) -> list[int]:
+    """Bounds of batches in rows of these widths: rows * widest <= tokens in each; a wider row stands alone."""
+    bounds = [0]
+    widest = 0
+    for row, width in enumerate(widths.tolist()):
+        widest = max(widest, width)
+        if row > bounds[-1] and (row - bounds[-1] + 1) * widest > tokens:
+            bounds.append(row)
+            widest = width
+    return [*bounds, len(widths)] if len(widths) else [0]
+
+
+class TrainStream:
+    """The endless stream of training batches: a function of (seed, epoch, shard).
+
+    tokens: bound on rows * max(S, T) of a batch. shard (i, n): the i-th of n disjoint parts, whose union is the whole.
+    Raises DataError if a pair does not fit into a batch.
+    """
+
+    def __init__(self, ids: Ids, seed: int, *, tokens: int, shard: tuple[int, int] = (0, 1)) -> None:
+        self._shard, self._shards = shard
+        if not 0 <= self._shard < self._shards:
+            raise ValueError(f"shard {shard} is not one of 0..{self._shards - 1}")
+        if ids.widest > tokens:
+            raise DataError(
+                f"the longest training pair has {ids.widest} tokens and a batch holds {tokens}: "
+                "raise the tokens of a batch, or prepare with a lower max_length"
+            )
+        self._ids = ids
+        self._seed = seed
+        self._tokens = tokens
+        self._size = len(ids.source)
+        self.pools = max(1, round(ids.wide_tokens / (_POOL_BATCHES * tokens)))
+        """Pools of an epoch."""
+
+    def batches(self, start: Cursor = Cursor()) -> Iterator[tuple[Cursor, Batch]]:  # noqa: B008
+        """(cursor, batch), for ever; the cursor is where the next batch begins."""
+        epoch, number, skip = start
+        while True:
+            pool, rows = self._pool(epoch, number)
+            for turn in range(skip, len(rows)):
+                if (turn + number) % self._shards == self._shard:
+                    following = Cursor(epoch, number, turn + 1)
+                    if turn + 1 == len(rows):
+                        following = self._after(epoch, number)
+                    yield following, pool.batch(rows[turn])
+            epoch, number, skip = self._after(epoch, number)
+
+    def _after(self, epoch: int, pool: int) -> Cursor:
+        return Cursor(epoch, pool + 1) if pool + 1 < self.pools else Cursor(epoch + 1)
+
+    def _pool(self, epoch: int, number: int) -> tuple[Pool, list[Ints]]:
+        """A pool and the rows of its batches, in the order they are trained on."""
+        first, end = (place * self._size // self.pools for place in (number, number + 1))
+        order = Shuffle(self._size, derive(self._seed, "order", epoch))
+        pool = Pool(self._ids, order(np.arange(first, end)))
+        rows = np.lexsort((pool.source_lengths, pool.widths))
+        bounds = cut(pool.widths[rows], self._tokens)
+        turns = Shuffle(len(bounds) - 1, derive(self._seed, "batches", epoch, number))
+        return pool, [rows[bounds[i] : bounds[i + 1]] for i in turns(np.arange(len(bounds) - 1)).tolist()]
+
+
+def eval_batches(ids: Ids, *, tokens: int) -> Iterator[Batch]:
+    """Every pair once, sorted by source length (in blocks of 65,536 pairs), ties in file order.
+
+    tokens: bound on rows * max(S, T) of a batch; a longer pair stands alone.
+    """
+    for first in range(0, len(ids.source), _EVAL_POOL):
+        pool = Pool(ids, np.arange(first, min(first + _EVAL_POOL, len(ids.source))))
+        rows = np.argsort(pool.source_lengths, kind="stable")
+        bounds = cut(pool.widths[rows], tokens)
+        for begin, end in pairwise(bounds):
+            yield pool.batch(rows[begin:end])

@@ -1,0 +1,201 @@
+"""From released files to a prepared folder: clean, filter, learn the vocabulary, write ids. Everything is a stream."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from itertools import chain, islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from attnbench.core.errors import DataError
+from attnbench.data.datasets.base import SPLITS
+from attnbench.data.parts import Pair, Part, read_pairs
+from attnbench.data.recipe import Recipe
+from attnbench.data.special import UNK
+from attnbench.data.store import IdsWriter, TextLines, TextWriter
+from attnbench.data.text import cleaner, moses_detokenize, spaced
+from attnbench.data.tokenizers.base import Vocabulary
+
+X = TypeVar("X")
+log = logging.getLogger("attnbench")
+
+SIDES = ("src", "tgt")
+_BATCH = 2048
+_REPORT = 500_000
+
+
+class SplitText:
+    """Writes the tokenised text of one split, the raw references of all but the training split, known alignments."""
+
+    def __init__(self, folder: Path, split: str, aligned: bool) -> None:
+        self._stack = ExitStack()
+        self._writers = [self._stack.enter_context(TextWriter(folder / f"{split}.{side}.txt")) for side in SIDES]
+        self._raw = None if split == "train" else self._stack.enter_context(TextWriter(folder / f"{split}.tgt.raw"))
+        self._links = self._stack.enter_context(TextWriter(folder / f"{split}.align")) if aligned else None
+        self.counts = {"read": 0, "kept": 0, "empty": 0, "too_long": 0, "ratio": 0}
+
+    def write(self, source: str, target: str, reference: str, alignment: str) -> None:
+        self._writers[0].write(source)
+        self._writers[1].write(target)
+        if self._raw is not None:
+            self._raw.write(reference)
+        if self._links is not None:
+            self._links.write(alignment)
+        self.counts["kept"] += 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stack.close()
+
+
+def write_texts(recipe: Recipe, parts: Mapping[str, list[Part]], folder: Path) -> dict[str, dict[str, int]]:
+    """Tokenised and filtered text of every split; returns what was read, kept and left out.
+
+    Raises DataError for bad lines, and for a split without a pair.
+    """
+    with ExitStack() as stack:
+        aligned = all(part.alignment is not None for split in parts.values() for part in split)
+        texts = {split: stack.enter_context(SplitText(folder, split, aligned)) for split in SPLITS}
+        for split in SPLITS:
+            for part in parts.get(split, []):
+                _write_part(recipe, part, split, texts)
+    counts = {split: text.counts for split, text in texts.items()}
+    for split, number in counts.items():
+        if number["kept"] == 0:
+            raise DataError(f"the {split} split keeps no pair of {number['read']:,} read; check its files and filters")
+    return counts
+
+
+def _write_part(recipe: Recipe, part: Part, split: str, texts: Mapping[str, SplitText]) -> None:
+    languages = recipe.dataset.languages()
+    moses = recipe.pretokenize == "moses" and not part.tokenized
+    clean_source, clean_target = (
+        cleaner(
+            language,
+            moses=moses,
+            normalize=recipe.normalize and not part.tokenized,
+            split_hyphens=recipe.split_hyphens,
+            lowercase=recipe.lowercase,
+        )
+        for language in languages
+    )
+    tokenized = part.tokenized or recipe.pretokenize == "none"
+    every = recipe.dataset.valid_every if split == "train" else None
+    counts = texts[split].counts
+    for pair in read_pairs(part):
+        counts["read"] += 1
+        source, target = clean_source(pair.source.text), clean_target(pair.target.text)
+        reason = _refuse(recipe, split, pair, part, source, target)
+        if reason is not None:
+            counts[reason] += 1
+            continue
+        kept = counts["kept"] + (texts["valid"].counts["kept"] if every else 0) + 1
+        into = texts["valid"] if every and kept % every == 0 else texts[split]
+        reference = "" if into is texts["train"] else _reference(recipe, pair.target.text, tokenized)
+        into.write(source, target, reference, pair.alignment)
+        if counts["read"] % _REPORT == 0:
+            log.info("%s: %s pairs read", split, f"{counts['read']:,}")
+
+
+def _refuse(recipe: Recipe, split: str, pair: Pair, part: Part, source: str, target: str) -> str | None:
+    """Why a pair is left out; None: it is kept."""
+    if not source or not target:
+        if recipe.empty == "error":
+            path, line = (part.source, pair.source) if not source else (part.target, pair.target)
+            raise DataError(
+                f"{path}:{line.number}: an empty line; fill it in, remove it together with its partner, "
+                "or let the recipe say `empty: drop`"
+            )
+        return "empty"
+    if split != "train" or (recipe.max_length is None and recipe.max_ratio is None):
+        return None
+    words = source.count(" ") + 1, target.count(" ") + 1
+    if recipe.max_length is not None and max(words) > recipe.max_length:
+        return "too_long"
+    if recipe.max_ratio is not None and max(words) > recipe.max_ratio * min(words):
+        return "ratio"
+    return None
+
+
+def _reference(recipe: Recipe, raw: str, tokenized: bool) -> str:
+    if tokenized and recipe.dataset.moses:
+        return moses_detokenize(recipe.dataset.languages().target, [raw])[0]
+    return spaced(raw)
+
+
+def vocabulary_files(recipe: Recipe) -> tuple[str, str]:
+    """Names of the source and the target vocabulary in a prepared folder: one file if they are one."""
+    kind = recipe.tokenizer.kind
+    if recipe.sizes().joint:
+        return f"{kind}.json", f"{kind}.json"
+    return f"{kind}.src.json", f"{kind}.tgt.json"
+
+
+def learn_vocabularies(recipe: Recipe, folder: Path) -> tuple[Vocabulary, Vocabulary]:
+    """Learn and save the vocabularies of the training text in `folder`."""
+    sizes = recipe.sizes()
+    texts = [folder / f"train.{side}.txt" for side in SIDES]
+    learn = recipe.tokenizer.learn
+    if sizes.joint:
+        source = target = learn(lambda: chain.from_iterable(TextLines(text) for text in texts), sizes.source)
+    else:
+        source = learn(lambda: TextLines(texts[0]), sizes.source)
+        target = learn(lambda: TextLines(texts[1]), sizes.target)
+    for name, vocabulary in zip(vocabulary_files(recipe), (source, target), strict=True):
+        vocabulary.save(folder / name)
+    return source, target
+
+
+def write_ids(vocabularies: tuple[Vocabulary, Vocabulary], split: str, folder: Path) -> dict[str, int]:
+    """Ids of one split. Returns token counts: of each side, and (wide, widest) of the longer side of each pair."""
+    total = {"source_tokens": 0, "target_tokens": 0, "wide_tokens": 0, "widest": 0, "source_unk": 0, "target_unk": 0}
+    texts = [TextLines(folder / f"{split}.{side}.txt") for side in SIDES]
+    with ExitStack() as stack:
+        writers = [
+            stack.enter_context(IdsWriter(folder / f"{split}.{side}.ids", vocabulary.rows))
+            for side, vocabulary in zip(SIDES, vocabularies, strict=True)
+        ]
+        batches = [_chunks(iter(text)) for text in texts]
+        for sources, targets in zip(*batches, strict=True):
+            for source, target in zip(
+                vocabularies[0].encode_batch(sources), vocabularies[1].encode_batch(targets), strict=True
+            ):
+                writers[0].write(source)
+                writers[1].write(target)
+                wide = max(len(source), len(target)) + 1
+                total["source_tokens"] += len(source)
+                total["target_tokens"] += len(target)
+                total["source_unk"] += source.count(UNK)
+                total["target_unk"] += target.count(UNK)
+                total["wide_tokens"] += wide
+                total["widest"] = max(total["widest"], wide)
+    return total
+
+
+def _chunks(items: Iterator[X]) -> Iterator[list[X]]:
+    while chunk := list(islice(items, _BATCH)):
+        yield chunk
+
+
+def build(recipe: Recipe, parts: Mapping[str, list[Part]], folder: Path) -> dict[str, Any]:
+    """Fill `folder` with everything but the manifest; returns the manifest's `splits` and `vocabulary`."""
+    counts = write_texts(recipe, parts, folder)
+    log.info("learning the vocabulary")
+    source, target = learn_vocabularies(recipe, folder)
+    log.info("writing ids")
+    splits = {}
+    for split in SPLITS:
+        number = counts[split]
+        dropped = {reason: number[reason] for reason in ("empty", "too_long", "ratio")}
+        sizes = write_ids((source, target), split, folder)
+        splits[split] = {"pairs": number["kept"], "read": number["read"], "dropped": dropped, **sizes}
+    vocabulary = {
+        name: {"file": file, "rows": side.rows, "filled": side.filled}
+        for name, file, side in zip(("source", "target"), vocabulary_files(recipe), (source, target), strict=True)
+    }
+    return {"splits": splits, "vocabulary": vocabulary}

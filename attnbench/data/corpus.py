@@ -1,0 +1,132 @@
+"""Prepared data as tasks see it: splits, vocabularies, batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from attnbench.core.errors import DataError
+from attnbench.data.base import Batch, Cursor
+from attnbench.data.batching import Ids, TrainStream, eval_batches
+from attnbench.data.build import SIDES
+from attnbench.data.datasets.base import Languages
+from attnbench.data.prepare import read_manifest
+from attnbench.data.recipe import Recipe
+from attnbench.data.store import IdLists, TextLines
+from attnbench.data.text import cleaner, moses_detokenize
+from attnbench.data.tokenizers.base import Vocabulary
+
+
+class Split:
+    """One split: lines by number, read from disk when asked for."""
+
+    def __init__(self, folder: Path, name: str, numbers: dict[str, Any], rows: tuple[int, int]) -> None:
+        self.name = name
+        self._folder = folder
+        self._numbers = numbers
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return self._numbers["pairs"]
+
+    @cached_property
+    def source(self) -> TextLines:
+        """Tokenised source lines."""
+        return TextLines(self._folder / f"{self.name}.src.txt")
+
+    @cached_property
+    def target(self) -> TextLines:
+        """Tokenised target lines."""
+        return TextLines(self._folder / f"{self.name}.tgt.txt")
+
+    @cached_property
+    def references(self) -> TextLines:
+        """Target lines as they were given, before tokenisation. The training split keeps none."""
+        path = self._folder / f"{self.name}.tgt.raw"
+        if not path.exists():
+            raise DataError(f"{self._folder}: the {self.name} split keeps no untokenised references")
+        return TextLines(path)
+
+    @cached_property
+    def alignments(self) -> TextLines | None:
+        """Word alignments, `i-j` from 0 (Pharaoh), where they are known."""
+        path = self._folder / f"{self.name}.align"
+        return TextLines(path) if path.exists() else None
+
+    @cached_property
+    def ids(self) -> Ids:
+        source, target = (
+            IdLists(self._folder / f"{self.name}.{side}.ids", rows)
+            for side, rows in zip(SIDES, self._rows, strict=True)
+        )
+        return Ids(source, target, self._numbers["wide_tokens"], self._numbers["widest"])
+
+
+class Data:
+    """A prepared folder. Make one with `Data.open`."""
+
+    def __init__(self, path: Path, manifest: dict[str, Any], recipe: Recipe) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.recipe = recipe
+        self.languages: Languages = recipe.dataset.languages()
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Raises DataError if `path` is no prepared folder, or one of another version."""
+        manifest = read_manifest(path)
+        return cls(path, manifest, Recipe.model_validate(manifest["recipe"]))
+
+    def split(self, name: str) -> Split:
+        """train, valid or test. Raises DataError for another name."""
+        known = self.manifest["splits"]
+        if name not in known:
+            raise DataError(f"no split '{name}' (known: {', '.join(known)})")
+        sizes = self.recipe.sizes()
+        return Split(self.path, name, known[name], (sizes.source, sizes.target))
+
+    def _vocabulary(self, side: str) -> Vocabulary:
+        entry = self.manifest["vocabulary"][side]
+        return self.recipe.tokenizer.load(self.path / entry["file"], entry["rows"])
+
+    @cached_property
+    def source_vocabulary(self) -> Vocabulary:
+        return self._vocabulary("source")
+
+    @cached_property
+    def target_vocabulary(self) -> Vocabulary:
+        return self.source_vocabulary if self.recipe.sizes().joint else self._vocabulary("target")
+
+    def tokenize(self, lines: Iterable[str], language: str | None = None) -> list[str]:
+        """Raw lines as the recipe tokenises them; language: source if not given."""
+        clean = cleaner(
+            language or self.languages.source,
+            moses=self.recipe.pretokenize == "moses",
+            normalize=self.recipe.normalize,
+            split_hyphens=self.recipe.split_hyphens,
+            lowercase=self.recipe.lowercase,
+        )
+        return [clean(line) for line in lines]
+
+    def detokenize(self, lines: Iterable[str]) -> list[str]:
+        """Tokenised target lines as people write them; as they are if the corpus was never tokenised by Moses."""
+        if self.recipe.pretokenize == "moses" or self.recipe.dataset.moses:
+            return moses_detokenize(self.languages.target, lines)
+        return list(lines)
+
+    def batches(
+        self,
+        seed: int,
+        *,
+        tokens: int,
+        shard: tuple[int, int] = (0, 1),
+        start: Cursor = Cursor(),  # noqa: B008
+    ) -> Iterator[tuple[Cursor, Batch]]:
+        """The endless training stream from `start` on: (where the next batch begins, batch); see TrainStream."""
+        return TrainStream(self.split("train").ids, seed, tokens=tokens, shard=shard).batches(start)
+
+    def eval_batches(self, split: str, *, tokens: int) -> Iterator[Batch]:
+        """Every pair of a split once, sorted by source length; rows * max(S, T) <= tokens."""
+        return eval_batches(self.split(split).ids, tokens=tokens)

@@ -1,0 +1,1 @@
+"""The parallel corpora that `prepare` knows, one file each."""

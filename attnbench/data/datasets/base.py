@@ -1,0 +1,88 @@
+"""The interface of a corpus: where its files are, which of them make the splits, and its usual recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+from attnbench.core.registry import Family, Registry
+from attnbench.core.spec import Spec
+from attnbench.data.finder import Finder
+from attnbench.data.parts import Part
+
+SPLITS = ("train", "valid", "test")
+
+
+class Languages(NamedTuple):
+    """Two-letter codes."""
+
+    source: str
+    target: str
+
+
+class Remote(NamedTuple):
+    """A file to fetch: the name it is kept under, its mirrors in the order they are tried, and `sha256:` or `md5:`."""
+
+    name: str
+    urls: tuple[str, ...]
+    checksum: str | None = None
+    size: int | None = None
+
+
+class DatasetSpec(Spec):
+    """One corpus. A member says what it is in class variables and finds its files in `sources`."""
+
+    kind: str
+    title: ClassVar[str] = ""
+    licence: ClassVar[str] = ""
+    by_hand: ClassVar[str] = ""
+    """Where a person finds the files."""
+    recipe: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """The fields of a Recipe that this corpus is usually prepared with; what is not named keeps its own default."""
+    expected: ClassVar[Mapping[str, int]] = MappingProxyType({})
+    """Pairs of each split after the usual recipe, as published."""
+    moses: ClassVar[bool] = True
+    """The text, where it is tokenised, is so in the manner of Moses, so that Moses can undo it."""
+    valid_every: ClassVar[int | None] = None
+    """Take every n-th kept training pair for validation."""
+
+    def languages(self) -> Languages:
+        raise NotImplementedError
+
+    @classmethod
+    def describe(cls) -> dict[str, Any]:
+        """What lists show of it; plain data."""
+        required = any(field.is_required() for field in cls.model_fields.values())
+        spec = cls.model_construct()
+        remotes = [] if required else spec.remotes()
+        return {
+            "name": spec.kind,
+            "title": cls.title,
+            "languages": None if required else list(spec.languages()),
+            "pairs": dict(cls.expected),
+            "bytes": sum(remote.size or 0 for remote in remotes),
+            "licence": cls.licence,
+            "sources": [url for remote in remotes for url in remote.urls],
+            "by_hand": cls.by_hand,
+        }
+
+    def remotes(self) -> list[Remote]:
+        """The files to fetch; none: nothing can be fetched."""
+        return []
+
+    def local_files(self) -> list[Path]:
+        """The user's own files that it is made from: prepared again when they have changed."""
+        return []
+
+    def sources(self, files: Finder, work: Path) -> dict[str, list[Part]]:
+        """The files of each split. `work` is a folder for what has to be written first; it is removed afterwards.
+
+        Raises DataError that names what is missing.
+        """
+        raise NotImplementedError
+
+
+datasets: Registry[DatasetSpec] = Registry("dataset", DatasetSpec, "attnbench.data.datasets")
+DatasetField = Annotated[DatasetSpec, Family(lambda: datasets)]

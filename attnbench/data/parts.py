@@ -1,0 +1,81 @@
+"""Two files read side by side: sentence pairs as a stream, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from attnbench.core.errors import DataError
+from attnbench.data.lines import Line, read_lines
+
+Select = Callable[[Iterable[Line]], Iterable[Line]]
+
+
+def every_line(lines: Iterable[Line]) -> Iterable[Line]:
+    return lines
+
+
+class Part(NamedTuple):
+    """A piece of a split: two line-aligned files.
+
+    select: which lines are sentences, and their text (both sides must keep equally many).
+    tokenized: the text is tokenised as Moses does already, so it is not tokenised again.
+    alignment: word alignments in Pharaoh's form, a line for each pair, where they are known.
+    """
+
+    source: Path
+    target: Path
+    select: Select = every_line
+    tokenized: bool = False
+    alignment: Path | None = None
+
+
+class Pair(NamedTuple):
+    """The two sentences of a pair and where they stand."""
+
+    source: Line
+    target: Line
+    alignment: str = ""
+
+
+def read_pairs(part: Part) -> Iterator[Pair]:
+    """The pairs of a part, in order. Raises DataError when one file has more sentences than the other."""
+    pairs = _read_sides(part)
+    if part.alignment is None:
+        yield from pairs
+        return
+    links = iter(read_lines(part.alignment))
+    for number, pair in enumerate(pairs, 1):
+        line = next(links, None)
+        if line is None:
+            raise DataError(
+                f"{part.alignment}: ends before line {number}; it needs a line for each pair of {part.source}"
+            )
+        yield pair._replace(alignment=line.text.strip())
+    extra = next(links, None)
+    if extra is not None:
+        raise DataError(f"{part.alignment}:{extra.number}: has no pair in {part.source}; remove it")
+
+
+def _read_sides(part: Part) -> Iterator[Pair]:
+    sources = iter(part.select(read_lines(part.source)))
+    targets = iter(part.select(read_lines(part.target)))
+    count = 0
+    for source in sources:
+        target = next(targets, None)
+        if target is None:
+            raise _unequal(part, count + 1 + sum(1 for _ in sources), count, part.source, source)
+        count += 1
+        yield Pair(source, target)
+    extra = next(targets, None)
+    if extra is not None:
+        raise _unequal(part, count, count + 1 + sum(1 for _ in targets), part.target, extra)
+
+
+def _unequal(part: Part, sources: int, targets: int, longer: Path, first: Line) -> DataError:
+    return DataError(
+        f"{longer}:{first.number}: has no partner: {part.source} has {sources:,} lines and {part.target} has "
+        f"{targets:,}; the two must be aligned line by line: add or remove lines until line n is the translation of "
+        "line n"
+    )

@@ -1,0 +1,201 @@
+"""`prepare`: a recipe becomes a folder in the cache, whole or not at all. Needs no torch."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import attnbench
+from attnbench.core.errors import DataError
+from attnbench.core.files import folder_atomic, write_json
+from attnbench.data.build import build
+from attnbench.data.datasets.base import Remote, datasets
+from attnbench.data.finder import Finder, MissingFiles
+from attnbench.data.parts import Part
+from attnbench.data.recipe import Recipe
+
+log = logging.getLogger("attnbench")
+
+MANIFEST = "manifest.json"
+SCHEMA_VERSION = 1
+_TOLERANCE = 0.002
+"""sacremoses is close to tokenizer.perl, not equal: published counts are met within 0.2%."""
+
+
+def cache_root() -> Path:
+    """`$ATTNBENCH_CACHE`, else `$XDG_CACHE_HOME/attnbench`, else `~/.cache/attnbench`."""
+    own = os.environ.get("ATTNBENCH_CACHE")
+    if own:
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "attnbench"
+
+
+def prepared_path(recipe: Recipe, cache: Path) -> Path:
+    """The folder of a prepared recipe, whether it is there or not."""
+    recipe = recipe.plain()
+    return cache / "prepared" / recipe.dataset.kind / recipe.digest()
+
+
+def prepare(recipe: Recipe, *, cache: Path, source: Path | None = None, offline: bool = False) -> Path:
+    """The folder of prepared data, made now unless it is there. Equal files and recipe give equal bytes.
+
+    source: a folder with the released files; None: they are downloaded (or taken from the cache).
+    offline: make no request.
+    Raises DataError: files absent or broken, checksum wrong, disk full. Nothing half-prepared is left behind.
+    """
+    recipe = recipe.plain()
+    path = prepared_path(recipe, cache)
+    try:
+        with _locked(path):
+            if _ready(path, recipe):
+                log.info("%s is prepared already: %s", recipe.dataset.kind, path)
+                return path
+            _make(recipe, path, cache, source, offline)
+    except OSError as error:
+        raise _explain(error, cache) from error
+    return path
+
+
+def _make(recipe: Recipe, path: Path, cache: Path, source: Path | None, offline: bool) -> None:
+    dataset = recipe.dataset
+    for stale in path.parent.glob(f".{path.name}.*"):  # of a killed process: the lock says that none is at work
+        if stale.is_dir():
+            shutil.rmtree(stale, ignore_errors=True)
+    if dataset.licence:
+        log.info("%s: licence %s", dataset.kind, dataset.licence)
+    files, fetched = _obtain(recipe, cache, source, offline)
+    with folder_atomic(path) as work:
+        temporary = work / "work"
+        temporary.mkdir()
+        try:
+            found = dataset.sources(files, temporary)
+        except MissingFiles as error:
+            raise DataError(_missing(recipe, error)) from None
+        built = build(recipe, found, work)
+        sources = _sources(found, temporary, fetched)
+        shutil.rmtree(temporary)
+        manifest = {
+            "schema_version": SCHEMA_VERSION,
+            "dataset": dataset.kind,
+            "languages": list(dataset.languages()),
+            "digest": recipe.digest(),
+            "recipe": recipe.dump(),
+            "licence": dataset.licence,
+            "sources": sources,
+            **built,
+            "expected": dict(dataset.expected),
+            "files": {file.name: _hashed(file) for file in sorted(work.iterdir())},
+            "tools": _tools(),
+        }
+        _compare(manifest)
+        write_json(work / MANIFEST, manifest)
+
+
+def _obtain(recipe: Recipe, cache: Path, source: Path | None, offline: bool) -> tuple[Finder, list[Remote]]:
+    if source is not None:
+        return Finder([source]), []
+    return Finder([]), []
+
+
+def _missing(recipe: Recipe, error: MissingFiles) -> str:
+    kind, by_hand = recipe.dataset.kind, recipe.dataset.by_hand
+    names = "\n".join(f"  {name}" for name in error.names)
+    hand = f"\nGet them by hand from {by_hand}" if by_hand else ""
+    where = ", ".join(str(folder) for folder in error.folders) or "the cache"
+    return f"{kind}: not found in {where}:\n{names}{hand}, then run:\n  attnbench prepare {kind} --from DIR"
+
+
+def _ready(path: Path, recipe: Recipe) -> bool:
+    if not (path / MANIFEST).exists():
+        return False
+    changed = _changed(path, recipe.dataset.local_files())
+    if changed is not None:
+        log.warning("%s has changed since it was prepared; preparing again", changed)
+    return changed is None
+
+
+def _changed(path: Path, files: Iterable[Path]) -> Path | None:
+    """The first of the user's own files that differs from the manifest; a file that is gone does not count."""
+    known = {item["sha256"] for item in read_manifest(path)["sources"]}
+    made = (path / MANIFEST).stat().st_mtime
+    for file in files:
+        if file.exists() and file.stat().st_mtime >= made and _hashed(file)["sha256"] not in known:
+            return file
+    return None
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a prepared folder. Raises DataError if there is none or it is not whole."""
+    try:
+        return json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{path}: not prepared data (no {MANIFEST}); run attnbench prepare") from None
+    except ValueError:
+        raise DataError(f"{path / MANIFEST}: damaged; delete {path} and run attnbench prepare again") from None
+
+
+def _sources(found: Mapping[str, list[Part]], temporary: Path, fetched: Iterable[Remote]) -> list[dict[str, Any]]:
+    """Name, size and hash of each released file that was read."""
+    urls = {remote.name: list(remote.urls) for remote in fetched}
+    records = []
+    paths = {path for parts in found.values() for part in parts for path in (part.source, part.target)}
+    for path in sorted(paths, key=lambda path: (path.name, str(path))):
+        if not path.is_relative_to(temporary):
+            record = {"name": path.name, **_hashed(path)}
+            records.append(record | ({"urls": urls[path.name]} if path.name in urls else {}))
+    return records
+
+
+def _hashed(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _tools() -> dict[str, str]:
+    tools = {"attnbench": attnbench.__version__}
+    for name in ("sacremoses", "tokenizers"):
+        try:
+            tools[name] = version(name)
+        except PackageNotFoundError:
+            tools[name] = "unknown"
+    return tools
+
+
+def _compare(manifest: dict[str, Any]) -> None:
+    for split, expected in manifest["expected"].items():
+        pairs = manifest["splits"][split]["pairs"]
+        if abs(pairs - expected) > _TOLERANCE * expected:
+            log.warning("%s: %s has %s pairs, published: %s", manifest["dataset"], split, f"{pairs:,}", f"{expected:,}")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time makes `path`; the others wait and find it there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (path.parent / f"{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _explain(error: OSError, cache: Path) -> DataError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return DataError(
+            f"{cache}: no space left while writing ({error.strerror}); free some, or set ATTNBENCH_CACHE to a folder "
+            "on a larger disk. Nothing half-prepared was left behind"
+        )
+    return DataError(f"{error.filename or cache}: {error.strerror or error}; check the path and its permissions")
+
+
+def describe_datasets() -> list[dict[str, Any]]:
+    """What `prepare --list` and `list datasets` show: name, title, size, licence, languages, sources; plain data."""
+    return [datasets.get(kind).describe() for kind in datasets.kinds()]

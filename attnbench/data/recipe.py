@@ -1,0 +1,55 @@
+"""Recipe: everything that decides what prepared data look like. Its digest names the prepared folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from attnbench.core.spec import Spec
+from attnbench.data.datasets.base import DatasetField, datasets
+from attnbench.data.tokenizers.base import Sizes, TokenizerField
+from attnbench.data.tokenizers.bpe import BpeSpec
+
+
+class Recipe(Spec):
+    """A corpus and what is done to it. A key that is left out takes the usual value of the corpus."""
+
+    dataset: DatasetField
+    """The corpus: a name, or a mapping with `kind`."""
+    tokenizer: TokenizerField = BpeSpec()
+    """How words become ids."""
+    pretokenize: Literal["moses", "none"] = "moses"
+    """moses: raw text is tokenised; none: words stand between spaces already."""
+    normalize: bool = False
+    """Plain quotes and dashes, no control characters (Moses normalize-punctuation and remove-non-printing-char)."""
+    split_hyphens: bool = False
+    """`a-b` becomes `a @-@ b` (tokenizer.perl -a)."""
+    lowercase: bool = False
+    """Lower-case both sides after tokenisation."""
+    max_length: int | None = Field(default=None, ge=1)
+    """Training pairs with more words than this on a side are left out (counted before subwords)."""
+    max_ratio: float | None = Field(default=None, ge=1)
+    """Training pairs are left out when one side has more than this many times the words of the other."""
+    empty: Literal["error", "drop"] = "drop"
+    """What to do with a pair that has an empty side."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _usual(cls, raw: Any) -> Any:
+        if not isinstance(raw, Mapping) or "dataset" not in raw:
+            return raw
+        try:
+            dataset = datasets.parse(raw["dataset"])
+        except (ValueError, ValidationError):
+            return raw  # told at its own place when the field is read
+        return {**dataset.recipe, **raw}
+
+    def plain(self) -> Recipe:
+        """The recipe alone, if this is a spec that holds more: the digest is of what decides the data."""
+        return Recipe.model_validate({name: getattr(self, name) for name in Recipe.model_fields})
+
+    def sizes(self) -> Sizes:
+        """Rows of the source and the target embedding, and whether they are one."""
+        return self.tokenizer.sizes()

@@ -1,0 +1,6 @@
+"""The four special tokens, first in every vocabulary. Kept apart from the batches: preparing data needs no torch."""
+
+from __future__ import annotations
+
+PAD, BOS, EOS, UNK = 0, 1, 2, 3
+SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")

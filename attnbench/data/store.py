@@ -1,0 +1,191 @@
+"""Prepared splits on disk: lines of text and lists of ids, each with a table of offsets, memory-mapped when read.
+
+`NAME.txt` + `NAME.txt.idx`: UTF-8 lines and where each begins. `NAME.ids` + `NAME.idx`: lists of ids, the same way.
+Offsets are little-endian uint64, one more than there are rows; ids are uint16, or uint32 if a vocabulary needs it.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+_OFFSET = np.dtype("<u8")
+_BUFFER = 1 << 16
+
+
+class _Offsets:
+    """Writes a table of offsets as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._pending = [0]
+        self.total = 0
+        self.rows = 0
+
+    def add(self, size: int) -> None:
+        self.total += size
+        self.rows += 1
+        self._pending.append(self.total)
+        if len(self._pending) >= _BUFFER:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._file.write(np.array(self._pending, _OFFSET).tobytes())
+        self._pending = []
+
+    def close(self) -> None:
+        try:
+            self._flush()
+        finally:
+            self._file.close()
+
+
+class TextWriter:
+    """Writes lines to `path` and their offsets to `path`.idx. A context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=1 << 20)
+        self._offsets = _Offsets(path.with_name(path.name + ".idx"))
+
+    def write(self, line: str) -> None:
+        data = line.encode() + b"\n"
+        self._file.write(data)
+        self._offsets.add(len(data))
+
+    @property
+    def rows(self) -> int:
+        return self._offsets.rows
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            self._file.close()
+        finally:
+            self._offsets.close()
+
+
+class IdsWriter:
+    """Writes lists of ids to `path` (NAME.ids) and their offsets to NAME.idx. A context manager.
+
+    rows: size of the vocabulary; up to 65,536 the ids take two bytes each, else four.
+    """
+
+    def __init__(self, path: Path, rows: int) -> None:
+        self._file = path.open("wb", buffering=1 << 20)
+        self._offsets = _Offsets(path.with_suffix(".idx"))
+        self._dtype = ids_dtype(rows)
+
+    def write(self, ids: Sequence[int]) -> None:
+        self._file.write(np.array(ids, self._dtype).tobytes())
+        self._offsets.add(len(ids))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            self._file.close()
+        finally:
+            self._offsets.close()
+
+
+def ids_dtype(rows: int) -> np.dtype[Any]:
+    """The type that ids of a vocabulary of `rows` entries are stored in."""
+    return np.dtype("<u2") if rows <= 1 << 16 else np.dtype("<u4")
+
+
+class _Mapped:
+    """A file as a read-only array; `release` gives its pages back, so that reading all of it stays small."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+        self._map: mmap.mmap | None = None
+        if path.stat().st_size == 0:
+            self.array: NDArray[Any] = np.empty(0, dtype)
+            return
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.array = np.frombuffer(self._map, dtype)
+
+    def release(self) -> None:
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+
+class TextLines(Sequence[str]):
+    """The lines of a `TextWriter`, by index, without reading the file."""
+
+    def __init__(self, path: Path) -> None:
+        self._text = _Mapped(path, np.dtype("u1"))
+        self._offsets = _Mapped(path.with_name(path.name + ".idx"), _OFFSET)
+
+    def __len__(self) -> int:
+        return len(self._offsets.array) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError(f"line {index} of {len(self)}")
+        first, end = self._offsets.array[index : index + 2]
+        return self._text.array[int(first) : int(end) - 1].tobytes().decode()
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), _BUFFER):
+            for index in range(start, min(start + _BUFFER, len(self))):
+                yield self[index]
+            self.release()
+
+    def release(self) -> None:
+        self._text.release()
+        self._offsets.release()
+
+
+class IdLists:
+    """The rows of an `IdsWriter`."""
+
+    def __init__(self, path: Path, rows: int) -> None:
+        self._ids = _Mapped(path, ids_dtype(rows))
+        self._offsets = _Mapped(path.with_suffix(".idx"), _OFFSET)
+
+    def __len__(self) -> int:
+        return len(self._offsets.array) - 1
+
+    def __getitem__(self, index: int) -> NDArray[np.int64]:
+        first, end = self._offsets.array[index : index + 2]
+        return self._ids.array[int(first) : int(end)].astype(np.int64)
+
+    def lengths(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Length of each of the named rows."""
+        offsets = self._offsets.array
+        return (offsets[index + 1] - offsets[index]).astype(np.int64)
+
+    def gather(self, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The named rows one after another, and the offsets (one more than rows) at which each begins."""
+        lengths = self.lengths(index)
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        shift = self._offsets.array[index].astype(np.int64) - starts[:-1]
+        where = np.arange(starts[-1]) + np.repeat(shift, lengths)
+        return self._ids.array[where].astype(np.int64), starts
+
+    def release(self) -> None:
+        """Give the pages read so far back to the system; they are read again when needed."""
+        self._ids.release()
+        self._offsets.release()
+
+
+def write_text(path: Path, lines: Iterable[str]) -> int:
+    """Write lines with their offsets; returns how many."""
+    with TextWriter(path) as writer:
+        for line in lines:
+            writer.write(line)
+    return writer.rows

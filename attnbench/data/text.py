@@ -1,0 +1,70 @@
+"""Raw text to tokenised text and back: the Moses tokeniser (Koehn et al. 2007) as sacremoses has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+import sacremoses
+
+Clean = Callable[[str], str]
+
+
+def spaced(line: str) -> str:
+    """Words separated by single spaces; every kind of white space is a space."""
+    return " ".join(line.split())
+
+
+@cache
+def _tokenizer(language: str) -> Any:
+    return sacremoses.MosesTokenizer(language)
+
+
+@cache
+def _detokenizer(language: str) -> Any:
+    return sacremoses.MosesDetokenizer(language)
+
+
+@cache
+def _normalizer(language: str) -> Any:
+    return sacremoses.MosesPunctNormalizer(language, post_remove_control_chars=True)
+
+
+def moses_tokenize(language: str, *, split_hyphens: bool = False) -> Clean:
+    """Line -> tokenised line, special characters escaped (`&apos;`) as tokenizer.perl does.
+
+    split_hyphens: `a-b` becomes `a @-@ b` (tokenizer.perl -a).
+    """
+    tokenizer = _tokenizer(language)
+    return lambda line: tokenizer.tokenize(line, aggressive_dash_splits=split_hyphens, return_str=True)
+
+
+def moses_normalize(language: str) -> Clean:
+    """Line -> line with plain quotes, dashes and numbers, and without control characters."""
+    return _normalizer(language).normalize
+
+
+def moses_detokenize(language: str, lines: Iterable[str]) -> list[str]:
+    """Tokenised lines -> lines as people write them; escapes are undone."""
+    detokenizer = _detokenizer(language)
+    return [detokenizer.detokenize(line.split()) for line in lines]
+
+
+def cleaner(language: str, *, moses: bool, normalize: bool, split_hyphens: bool, lowercase: bool) -> Clean:
+    """The steps of a recipe for one language, in the order of the Moses scripts, as one function of a line."""
+    steps: list[Clean] = []
+    if normalize:
+        steps.append(moses_normalize(language))
+    if moses:
+        steps.append(moses_tokenize(language, split_hyphens=split_hyphens))
+    if lowercase:
+        steps.append(str.lower)
+    steps.append(spaced)
+
+    def clean(line: str) -> str:
+        for step in steps:
+            line = step(line)
+        return line
+
+    return clean

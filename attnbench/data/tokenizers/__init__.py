@@ -1,0 +1,1 @@
+"""How tokenised text becomes ids: one file a kind of vocabulary."""
