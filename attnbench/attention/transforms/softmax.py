@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnbench.attention.transforms.base import ScoreTransform, TransformSpec, prepare, refuse, transforms
+from attnbench.attention.transforms._simplex import Normaliser, centre, normalise, share
+from attnbench.attention.transforms.base import ScoreTransform, TransformSpec, refuse, transforms
 from attnbench.attention.types import Dims
 
 
@@ -21,9 +21,19 @@ def softmax(
 ) -> Float[Tensor, "... K"]:
     """Softmax over the valid keys; `keep` changes nothing, since every valid key is attended."""
     refuse("softmax", upper=upper)
-    masked, alive = prepare(scores, valid)
-    weights = torch.softmax(masked, dim=-1)
-    return weights.masked_fill(~alive, 0.0).to(scores.dtype)  # also empties the NaN of a row without keys
+    return normalise(scores, valid, SOFTMAX)
+
+
+def weigh(masked: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:
+    return share(centre(masked).centred.exp_())  # e^z of a spoilt row's living keys is +inf, which `share` makes NaN
+
+
+def slope(weights: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:
+    """q = p."""
+    return weights
+
+
+SOFTMAX = Normaliser(weigh, slope)
 
 
 @transforms.register

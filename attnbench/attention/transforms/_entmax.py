@@ -1,0 +1,164 @@
+"""alpha-entmax for any alpha > 1: the root search, and the gradient for alpha.
+
+With e = alpha - 1 and d the scores minus their largest, the weights are
+
+    p_i = [1 + e (d_i - t)]_+^(1/e),   t the root of sum p = 1,
+
+which is `[(alpha - 1) z_i - tau]_+^(1/(alpha - 1))` of Peters et al. 2019 written about the largest score: as e -> 0 it
+becomes e^(d_i - t) without loss of digits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from attnbench.attention.transforms import entmax15, softmax
+from attnbench.attention.transforms._simplex import (
+    ROUNDS,
+    centre,
+    climb,
+    heed,
+    mask,
+    pull_back,
+    share,
+    spoil,
+)
+
+SOFTMAX_BELOW = 1e-4
+"""At alpha - 1 up to this, softmax: 1/(alpha - 1) holds no digits there."""
+
+Excess = float | Float[Tensor, "..."]
+"""alpha - 1: one for all rows, or a tensor that broadcasts to the scores with a last dimension of 1."""
+
+
+def weigh(masked: Float[Tensor, "... K"], excess: Excess) -> Float[Tensor, "... K"]:
+    """Weights of masked scores for excess > SOFTMAX_BELOW."""
+    rows = centre(masked)
+    if isinstance(excess, float) and excess > 1:
+        root = _bracketed(rows.centred, excess)
+    else:
+        root = _climbed(rows.centred, excess)
+    return share(_masses(rows.centred, spoil(root, rows.spoilt), excess)[0])
+
+
+def _masses(
+    centred: Float[Tensor, "... K"], t: Float[Tensor, "... 1"], excess: Excess
+) -> tuple[Float[Tensor, "... K"], Float[Tensor, "... K"]]:
+    """The unnormalised weights r^(1/e), and r = [1 + e (d - t)]_+."""
+    base = (centred - t).mul_(excess).clamp_min_(-1.0)
+    return base.log1p().div_(excess).exp_(), base.add_(1.0)
+
+
+def _step(mass: Float[Tensor, "... K"], base: Float[Tensor, "... K"], excess: Excess) -> Float[Tensor, "... 1"]:
+    """Newton's step for `(sum p)^e = 1`: the norm of r bends less than sum p.
+
+    Exact in one step on rows of equal scores.
+    """
+    total = mass.sum(-1, keepdim=True)
+    slope = mass.div(base.clamp_min_(torch.finfo(base.dtype).tiny)).sum(-1, keepdim=True)
+    return -total * torch.expm1(-excess * total.log()) / (excess * slope)
+
+
+def _climbed(centred: Float[Tensor, "... K"], excess: Excess) -> Float[Tensor, "... 1"]:
+    """Newton from below for alpha <= 2, where the norm is convex and falls in t, so that t never overshoots."""
+    largest = (1 - centred.shape[-1] ** -excess) / excess  # the root of a row of equal scores
+    t = 2 * (entmax15.threshold(centred * 0.5) + 1)  # near the root, at a fraction of a round's cost
+    t = torch.minimum(t, torch.as_tensor(largest, dtype=t.dtype, device=t.device))
+    mass, base = _masses(centred, t, excess)
+    t = (t + _step(mass, base, excess)).clamp_min_(0.0)  # from above a step lands below; at 0 the best key has mass 1
+    for _ in range(ROUNDS):
+        mass, base = _masses(centred, t, excess)
+        t, done = climb(t, t + _step(mass, base, excess))
+        if done:
+            break
+    return t
+
+
+def _bracketed(centred: Float[Tensor, "... K"], excess: float) -> Float[Tensor, "... 1"]:
+    """Newton inside a shrinking bracket for alpha > 2, where each weight is infinitely steep at its threshold."""
+    low = torch.zeros_like(centred[..., :1])
+    high = torch.full_like(low, (1 - centred.shape[-1] ** -excess) / excess)
+    tolerance = 8 * torch.finfo(low.dtype).eps
+    t = low
+    for turn in range(4 * ROUNDS):
+        mass, base = _masses(centred, t, excess)
+        rest = mass.sum(-1, keepdim=True) - 1
+        under = rest < 0
+        low, high = torch.where(under, low, t), torch.where(under, t, high)
+        middle = (low + high) / 2
+        searching = (rest.abs() > tolerance) & (middle > low) & (middle < high)
+        if not bool(searching.any()):
+            break
+        guess = t + _step(mass, base, excess)
+        inside = (guess > low) & (guess < high)
+        t = torch.where(searching, torch.where(inside, guess, middle) if turn % 3 else middle, t)
+    return t
+
+
+def slope(weights: Float[Tensor, "... K"], excess: Excess) -> Float[Tensor, "... K"]:
+    """q = p^(1 - e) on the support, 0 off it."""
+    if isinstance(excess, float) and excess > 1:
+        return weights.pow(1 - excess).masked_fill_(weights == 0, 0.0)
+    return weights.log().mul_(1 - excess).exp_().mul_(weights.ceil())  # the last factor for p^0 off the support
+
+
+def alpha_gradient(
+    grad: Float[Tensor, "... K"], weights: Float[Tensor, "... K"], excess: Float[Tensor, "..."]
+) -> Float[Tensor, "... 1"]:
+    """`sum_i g_i dp_i/dalpha` of each row, for excess >= 0.
+
+    Correia et al. 2019, proposition 1, `(p_i - q_i/Q)/e^2 - (p_i log p_i - q_i/Q sum_j p_j log p_j)/e` with Q = sum q,
+    rewritten so that nothing cancels: with l = log p, v = (p^-e - 1 + e l)/e^2 and <x> = sum_j p_j x_j it is
+    `p_i (<v> - v_i + e (v_i <l> - l_i <v>)) / Q`, at e = 0 the limit `-(1/2) p_i (l_i^2 - <l^2>)`.
+    """
+    heeded = heed(grad, weights)
+    log = weights.clamp_min(torch.finfo(weights.dtype).tiny).log()  # off the support it is multiplied by 0
+    x = -excess * log
+    bend = log.square() * _second_order(x)
+    taken = weights * heeded
+    mean_bend, mean_log = (weights * bend).sum(-1, keepdim=True), (weights * log).sum(-1, keepdim=True)
+    taken_bend, taken_log = (taken * bend).sum(-1, keepdim=True), (taken * log).sum(-1, keepdim=True)
+    normaliser = 1 + (weights * x.expm1()).sum(-1, keepdim=True)
+    first = mean_bend * taken.sum(-1, keepdim=True) - taken_bend
+    return (first + excess * (mean_log * taken_bend - mean_bend * taken_log)) / normaliser
+
+
+def _second_order(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """`(e^x - 1 - x) / x^2` for x >= 0, by its series below 1/2."""
+    near = x.clamp(max=0.5)
+    far = x.clamp(min=0.5)
+    series = torch.ones_like(x)
+    for divisor in range(16 if x.dtype == torch.float64 else 10, 2, -1):  # 1/2 (1 + x/3 (1 + x/4 (1 + ...)))
+        series.mul_(near).div_(divisor).add_(1.0)
+    closed = (far.expm1() - far).div_(far.square_())
+    return torch.lerp(series.div_(2), closed, torch.ge(x, 0.5, out=torch.empty_like(x)))
+
+
+class LearnedEntmaxFunction(torch.autograd.Function):
+    """Weights for an alpha that is learned: excess is a tensor in [0, 1], broadcastable to the scores."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, excess: Tensor, valid: Tensor | None) -> Tensor:
+        masked = mask(scores, valid)
+        weights = weigh(masked, excess.clamp_min(SOFTMAX_BELOW))
+        nearly = excess <= SOFTMAX_BELOW
+        if bool(nearly.any()):
+            weights = torch.where(nearly, softmax.weigh(masked), weights)
+        ctx.save_for_backward(weights, excess)
+        return weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        weights, excess = ctx.saved_tensors
+        excess = excess.masked_fill(excess <= SOFTMAX_BELOW, 0.0)
+        to_scores = pull_back(grads[0], slope(weights, excess)) if ctx.needs_input_grad[0] else None
+        to_alpha = None
+        if ctx.needs_input_grad[1]:
+            to_alpha = alpha_gradient(grads[0], weights, excess).sum_to_size(excess.shape)
+        return to_scores, to_alpha, None

@@ -1,0 +1,140 @@
+"""Top-k: softmax over the k best valid keys of each row; the others get weight 0 (Explicit Sparse Transformer)."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import ClassVar, Literal, Self
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from attnbench.attention.transforms._simplex import Normaliser, centre, check_mask, normalise, share
+from attnbench.attention.transforms.base import ScoreTransform, TransformSpec, refuse, transforms
+from attnbench.attention.transforms.softmax import SOFTMAX, slope
+from attnbench.attention.types import Dims, Role
+
+Ties = Literal["threshold", "index"]
+
+_SORTED_WIDTH = 256
+"""Up to this row length NumPy's vectorised sort beats `torch.topk` on a CPU (measured: 8 times at 32 keys)."""
+
+
+def topk(
+    scores: Float[Tensor, "... K"],
+    *,
+    valid: Bool[Tensor, "..."] | None = None,
+    keep: Bool[Tensor, "..."] | None = None,
+    upper: Float[Tensor, "..."] | None = None,
+    k: int | None = None,
+    ratio: float | None = None,
+    at_least: int = 1,
+    ties: Ties = "threshold",
+) -> Float[Tensor, "... K"]:
+    """Softmax over `{j valid: z_j >= t}`, t the k-th largest valid score of the row, and over the valid keys in `keep`.
+
+    k: keys a row keeps; 0 or None keeps all. ratio: instead of k, `max(at_least, ceil(ratio * valid keys of the row))`.
+    ties: `threshold` keeps every key that equals t, so a row may keep more than k; `index` keeps exactly k, those with
+    the lowest index first. t is a constant in the gradient.
+    Source: Zhao et al. 2019, eq. 2-4. Raises ValueError for k < 0, a ratio outside (0, 1], both of them, or `upper`.
+    """
+    refuse("topk", upper=upper)
+    check_mask("keep", keep, scores)
+    if k is not None and k < 0:
+        raise ValueError(f"topk keeps k >= 0 keys (0: all), not {k}")
+    if ratio is not None and not 0 < ratio <= 1:
+        raise ValueError(f"topk keeps a ratio in (0, 1] of the keys, not {ratio}")
+    if k is not None and ratio is not None:
+        raise ValueError("topk takes k or ratio, not both")
+    if not k and ratio is None:
+        return normalise(scores, valid, SOFTMAX)
+    weigh = partial(_weigh, k=k, ratio=ratio, at_least=at_least, ties=ties, keep=keep)
+    return normalise(scores, valid, Normaliser(weigh, slope))
+
+
+def _weigh(
+    masked: Float[Tensor, "... K"],
+    *,
+    k: int | None,
+    ratio: float | None,
+    at_least: int,
+    ties: Ties,
+    keep: Bool[Tensor, "..."] | None,
+) -> Float[Tensor, "... K"]:
+    rows = centre(masked)
+    length = masked.shape[-1]
+    if ratio is None:
+        count = min(k or length, length)
+        kth = _largest(masked, count)[..., -1:]
+    else:
+        count, kth = _largest_share(masked, ratio, at_least)
+    kth = kth.masked_fill(rows.spoilt, -torch.inf)  # every valid key of a spoilt row must become NaN
+    if ties == "threshold":
+        chosen = torch.ge(masked, kth, out=torch.empty_like(masked))
+    else:
+        above = torch.gt(masked, kth, out=torch.empty_like(masked))
+        level = torch.eq(masked, kth, out=torch.empty_like(masked))
+        room = count - above.sum(-1, keepdim=True)
+        chosen = above + level * (level.cumsum(-1) <= room)
+    if keep is not None:
+        chosen = torch.maximum(chosen, keep.to(chosen.dtype))
+    return share(rows.centred.exp_().mul_(chosen))
+
+
+def _largest(masked: Float[Tensor, "... K"], count: int) -> Float[Tensor, "... N"]:
+    """The `count` largest of each row in descending order; perhaps only the last of them."""
+    if count == 1:
+        return masked.amax(-1, keepdim=True)
+    if masked.device.type == "cpu" and masked.shape[-1] <= _SORTED_WIDTH and not torch.compiler.is_compiling():
+        ascending = torch.from_numpy(np.sort(masked.numpy(), axis=-1))
+        return ascending[..., -count:].flip(-1)
+    return torch.topk(masked, count, dim=-1).values
+
+
+def _largest_share(
+    masked: Float[Tensor, "... K"], ratio: float, at_least: int
+) -> tuple[Float[Tensor, "... 1"], Float[Tensor, "... 1"]]:
+    """How many keys each row keeps, and the smallest score it keeps."""
+    length = masked.shape[-1]
+    alive = (masked > -torch.inf).sum(-1, keepdim=True)
+    count = torch.ceil(alive.double() * ratio - 1e-9).long().clamp(min=at_least)  # 0.1 * 30 is a little over 3
+    longest = min(length, max(at_least, math.ceil(length * ratio - 1e-9)))
+    kth = _largest(masked, longest).gather(-1, count.clamp(max=longest) - 1)
+    return count.to(masked.dtype), kth
+
+
+@transforms.register
+class TopKSpec(TransformSpec):
+    """Softmax over the k best keys of each row."""
+
+    kind: Literal["topk"] = "topk"
+    paper: ClassVar[str] = "Zhao et al. 2019 (Explicit Sparse Transformer), eq. 2-4"
+
+    k: int | None = Field(default=None, ge=0)
+    """Keys that a row keeps; 0 or null keeps all."""
+    ratio: float | None = Field(default=None, gt=0, le=1)
+    """Instead of k: the part of its valid keys that a row keeps, rounded up."""
+    at_least: int = Field(default=1, ge=1)
+    """With ratio: the fewest keys a row keeps."""
+    ties: Ties = "threshold"
+    """Keys equal to the k-th best: `threshold` keeps all of them, `index` those that come first, k in all."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if self.k is not None and self.ratio is not None:
+            raise ValueError("give k or ratio, not both")
+        return self
+
+    def require(self) -> None:
+        if not self.model_fields_set & {"k", "ratio"}:
+            raise ValueError("topk needs to know how many keys a row keeps: give k, ratio or a budget (k: 0 keeps all)")
+
+    def build(self, dims: Dims) -> ScoreTransform:
+        return partial(topk, k=self.k, ratio=self.ratio, at_least=self.at_least, ties=self.ties)
+
+    @classmethod
+    def from_budget(cls, n: int, role: Role) -> Self | None:
+        return cls(k=n)
