@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from attnbench.core.errors import AttnbenchError, DataError, SpecError
 from attnbench.core.files import parse_yaml
+from attnbench.core.lock import is_locked
 
 Status = Literal["done", "failed", "running", "interrupted", "queued"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -39,6 +40,7 @@ class Cell:
     commit: str = ""
     dirty: bool = False
     seconds: float = 0.0
+    finished: str = ""
     spec: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, Any] = field(default_factory=dict)
 
@@ -145,15 +147,16 @@ def _finished(path: Path, digest: str) -> dict[str, Any]:
         "commit": str(result.get("commit") or ""),
         "dirty": bool(result.get("dirty")),
         "seconds": float(result.get("total_seconds") or 0.0),
+        "finished": str(result.get("finished") or ""),
     }
 
 
 def _unfinished(folder: Path) -> dict[str, Any]:
+    if is_locked(folder / "lock"):
+        return {"status": "running"}
     error = folder / "error.txt"
     if error.exists():
         return {"status": "failed", "reason": _first_line(error)}
-    if (folder / "lock").exists():
-        return {"status": "running"}
     if any(folder.glob("checkpoints/step-*")):
         return {"status": "interrupted"}
     return {"status": "queued"}

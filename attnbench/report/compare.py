@@ -85,7 +85,7 @@ def _text(value: Any) -> Any:
 class Comparison:
     """The numbers that the `compare` section of a table chooses; empty where there is none.
 
-    systems: our row -> the paper's system. notes: what to print under a table.
+    systems: our row -> the paper's system, or its k. notes: what to print under a table.
     """
 
     rows: tuple[Reported, ...] = ()
@@ -93,23 +93,27 @@ class Comparison:
     systems: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    @property
+    def key(self) -> str:
+        """What the map chooses: a system, or the k of the one system that `where` names."""
+        return "k" if "system" in self.where else "system"
+
     def find(self, names: Sequence[str], budget: object, metric: str | None = None) -> Reported | None:
         """The paper's number for the row that answers to one of `names`, at `budget` (None: the row has none).
 
         metric: one of the paper's metrics instead of the chosen one. None where no row, or more than one, answers.
         """
-        system = next((self.systems[name] for name in names if name in self.systems), None)
-        if system is None:
+        chosen = next((self.systems[name] for name in names if name in self.systems), None)
+        if chosen is None:
             return None
-        where = {**self.where, "system": system}
+        where = {**self.where, self.key: chosen}
         if metric is not None:
             where["metric"] = metric
             where.pop("split", None)
         found = [row for row in self.rows if all(_text(getattr(row, key, None)) == want for key, want in where.items())]
-        k = "full" if budget in (None, "inf", float("inf")) else str(budget)
-        exact = [row for row in found if row.k == k]
-        chosen = exact or [row for row in found if row.k is None]
-        return chosen[0] if len(chosen) == 1 else None
+        k = chosen if self.key == "k" else "full" if budget in (None, "inf", float("inf")) else str(budget)
+        answers = [row for row in found if row.k == k] or [row for row in found if row.k is None]
+        return answers[0] if len(answers) == 1 else None
 
     def of(self, row: Row, metric: str | None = None) -> Reported | None:
         """The paper's number for one of our rows."""
@@ -148,12 +152,13 @@ def _notes(paper: Paper, chosen: Comparison) -> tuple[str, ...]:
     place = ", ".join([*([f"table {where['table']}"] if "table" in where else []), *(
         where[key] for key in ("dataset", "metric", "split") if key in where)])  # fmt: skip
     notes = [f"paper: {paper.title}{f'; {place}' if place else ''}"]
-    used = [row for row in paper.rows if row.system in chosen.systems.values() and _meets(row, where)]
+    wanted = list(dict.fromkeys(chosen.systems.values()))
+    used = [row for row in paper.rows if getattr(row, chosen.key) in wanted and _meets(row, where)]
     if any(row.source == "recalled" for row in used):
         notes.append("recalled: from memory of the paper, never checked against a copy")
     notes += sorted({f"paper numbers {row.source}" for row in used if row.source.startswith("found")})
-    notes += [f"no paper number for '{system}'" for system in dict.fromkeys(chosen.systems.values())
-              if system not in {row.system for row in used}]  # fmt: skip
+    known = {getattr(row, chosen.key) for row in used}
+    notes += [f"no paper number for '{name}'" for name in wanted if name not in known]
     for note in paper.notes:
         if note.table is not None and note.table == where.get("table") and note.dataset in (None, where.get("dataset")):
             notes.append(f"paper, table {note.table}: {note.text}")
@@ -165,12 +170,13 @@ def _meets(row: Reported, where: Mapping[str, str]) -> bool:
 
 
 def _locate(experiment: Experiment, name: str) -> Path | None:
-    """`name` beside the spec, above the run folder (a committed copy lies below its spec), among the packaged specs."""
+    """`name` beside the spec or above it, above the run folder (a committed copy lies below its spec), or packaged."""
     above = experiment.folder.resolve().parents
     places = [parent / name for parent in above[:3]]
     if experiment.source:
-        beside = Path(experiment.source).parent / name
-        places = [beside, *(parent / beside for parent in above), *places]
+        beside = Path(experiment.source).parent
+        specs = [parent / name for parent in (beside, *beside.parents[:3])]
+        places = [*specs, *(parent / beside / name for parent in above), *places]
     places += [Path(name), Path(str(resources.files("attnbench"))) / "specs" / name]
     return next((path for path in places if path.is_file()), None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
@@ -106,10 +106,10 @@ _STYLES = {"best": "bold", "tied": "underline", "paper": "italic", "": ""}
 
 
 def terminal(document: Document, console: Console) -> None:
-    """Print the document; columns that matter least give way where a line is too long, and a note says so."""
+    """Print the document; on a narrow terminal the columns that matter least give way, and a note says so."""
     hidden: list[str] = []
     for sheet in document.sheets:
-        kept = _fitting(sheet, console.width)
+        kept, width = _fitting(sheet, console.width if console.is_terminal else 10**6)
         hidden += [column.title.replace("\n", " ") for column in sheet.columns if column not in kept]
         table = Table(title=Text(sheet.title), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
         for column in kept:
@@ -117,7 +117,9 @@ def terminal(document: Document, console: Console) -> None:
         for line in sheet.lines:
             chosen = [entry for column, entry in zip(sheet.columns, line, strict=True) if column in kept]
             table.add_row(*(Text(entry.text, style=_STYLES[entry.mark]) for entry in chosen))
-        console.print(table)
+        if not console.is_terminal:
+            console.width = max(console.width, width)  # a pipe has no width to keep to
+        console.print(table, soft_wrap=False)
     for note in document.notes:
         console.print(Text(note), soft_wrap=True)
     if hidden:
@@ -126,14 +128,20 @@ def terminal(document: Document, console: Console) -> None:
         )
 
 
-def _fitting(sheet: Sheet, width: int) -> list[Column]:
+def _fitting(sheet: Sheet, width: int) -> tuple[list[Column], int]:
+    """The columns that fit, and how wide they are together."""
     widths = {
         index: max(len(text) for text in [*column.title.split("\n"), *(line[index].text for line in sheet.lines)])
         for index, column in enumerate(sheet.columns)
     }
     kept = list(widths)
     for level in sorted({column.shed for column in sheet.columns if column.shed}):
-        if 2 + sum(widths[index] + 2 for index in kept) <= width:
+        if _width(widths[index] for index in kept) <= width:
             break
         kept = [index for index in kept if sheet.columns[index].shed != level]
-    return [sheet.columns[index] for index in kept]
+    whole = max(_width(widths[index] for index in kept), len(sheet.title))
+    return [sheet.columns[index] for index in kept], whole
+
+
+def _width(columns: Iterable[int]) -> int:
+    return 2 + sum(column + 2 for column in columns)

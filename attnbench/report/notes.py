@@ -82,7 +82,7 @@ def _scores(done: Sequence[Cell], view: View) -> list[str]:
 
 def _origin(done: Sequence[Cell]) -> list[str]:
     commits = list(dict.fromkeys(cell.commit[:12] + ("+changes" if cell.dirty else "") for cell in done if cell.commit))
-    data = list(dict.fromkeys(cell.data["digest"][:12] for cell in done if cell.data.get("digest")))
+    data = list(dict.fromkeys(name for cell in done if (name := cell.data.get("folder") or cell.data.get("digest"))))
     parts = []
     if commits:
         parts.append(f"commit {', '.join(commits)}")
@@ -92,10 +92,15 @@ def _origin(done: Sequence[Cell]) -> list[str]:
     if seconds:
         parts.append(f"{duration(seconds)} in all")
     lines = ["; ".join(parts)] if parts else []
-    devices = sorted({str(cell.env["device"]) for cell in done if cell.env.get("device")})
-    if len(devices) > 1:
-        lines.append(f"speeds were measured on different devices: {', '.join(devices)}")
+    machines = sorted({machine for cell in done if (machine := _machine(cell))})
+    if len(machines) > 1:
+        lines.append(f"speeds were measured on different machines: {'; '.join(machines)}")
     return lines
+
+
+def _machine(cell: Cell) -> str:
+    parts = [str(cell.env[key]) for key in ("device", "processor") if cell.env.get(key)]
+    return ", ".join([*parts, *([f"threads {cell.env['threads']}"] if cell.env.get("threads") else [])])
 
 
 def _list(values: Sequence[int]) -> str:

@@ -124,7 +124,7 @@ def _united(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _date(done: Sequence[Cell]) -> str | None:
     """When the last cell was done, so that the same cells give the same file."""
-    said = [str(cell.env["date"]) for cell in done if cell.env.get("date")]
+    said = [cell.finished for cell in done if cell.finished]
     if said:
         return max(said)
     times = [(cell.folder / "result.json").stat().st_mtime for cell in done]

@@ -1,0 +1,167 @@
+"""reported.yaml: its shape, and which number stands beside which row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attnbench.core.errors import SpecError
+from attnbench.report.collect import collect
+from attnbench.report.compare import comparison, load_reported
+from attnbench.report.rows import group
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+FILES = sorted(EXPERIMENTS.glob("*/reported.yaml"))
+COUNTS = {"explicit_sparse": 90, "extremely_sparse": 219, "fixed_memory": 3, "constrained": 96, "copy_seq2seq": 16}
+
+
+def test_every_paper_has_its_numbers():
+    assert {path.parent.name: len(load_reported(path).rows) for path in FILES} == COUNTS
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.name)
+def test_reported_numbers_are_complete_and_distinct(path: Path):
+    paper = load_reported(path)
+    assert paper.title
+    keys = {(row.table, row.dataset, row.metric, row.system, row.k, row.split) for row in paper.rows}
+    assert len(keys) == len(paper.rows)
+    for row in paper.rows:
+        assert row.source in ("paper", "recalled") or row.source.startswith("found: ")
+        assert (row.confidence is not None) == (row.source == "recalled")
+        assert row.split in (None, "valid", "test")
+        assert isinstance(row.value, (int, float)) or row.value in (">500", "intractable")
+    tables = {row.table for row in paper.rows} | {None, "Figure 3"}
+    assert all(note.text and note.table in tables for note in paper.notes)
+
+
+def test_the_file_says_what_it_is():
+    for path in FILES:
+        head = path.read_text(encoding="utf-8").split("\n\n")[0]
+        assert "None of them was measured here" in head
+        assert "recalled" in head
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("rows: 3\n", "needs 'rows'"),
+        ("- 1\n", "needs 'rows'"),
+        ("rows:\n  - {table: '1', system: x}\n", r"r\.yaml:2: rows\.0: no dataset, metric, value, source"),
+        ("rows:\n  - 4\n", r"r\.yaml:2: rows\.0: no table"),
+    ],
+)
+def test_another_shape_is_an_error_with_its_line(tmp_path: Path, content: str, message: str):
+    path = tmp_path / "r.yaml"
+    path.write_text(content)
+    with pytest.raises(SpecError, match=message):
+        load_reported(path)
+
+
+def compare(where: dict[str, str], systems: dict[str, str], file: str = "reported.yaml") -> dict[str, object]:
+    return {"compare": {"file": file, "where": where, "map": systems}}
+
+
+def numbers(run, table, paper: str = "explicit_sparse"):
+    folder = run.grid(table, source=str(EXPERIMENTS / paper / "spec.yaml"))
+    experiment = collect(folder)
+    compared = comparison(experiment)
+    return {row.label: compared.of(row) for row in group(experiment.cells)}, compared.notes
+
+
+def test_rows_find_their_systems(run_folder):
+    run = run_folder()
+    for label in ("softmax", "topk-8", "sigmoid"):
+        run.add(label)
+    where = {"table": "4", "dataset": "iwslt14_de_en", "metric": "BLEU"}
+    found, notes = numbers(
+        run, compare(where, {"softmax": "Transformer", "topk-8": "Proposal (top-k)", "sigmoid": "Sigmoid"})
+    )
+    assert {label: number.value if number else None for label, number in found.items()} == {
+        "softmax": 35.3,
+        "topk-8": 35.6,
+        "sigmoid": None,
+    }
+    assert any("table 4, iwslt14_de_en, BLEU" in note for note in notes)
+    assert any("no alpha was learned" in note for note in notes)
+    assert "no paper number for 'Sigmoid'" in notes
+    assert not any("recalled" in note for note in notes)
+
+
+def test_a_budget_chooses_among_the_numbers_of_a_system(run_folder):
+    run = run_folder()
+    place, budget = "model.attention.default", "model.attention.default.budget"
+    run.add("full", axes={place: "full"})
+    run.add("window-8", axes={place: "window", budget: 8})
+    run.add("window-inf", axes={place: "window", budget: "inf"})
+    where = {"table": "1", "dataset": "wmt16_en_ro", "metric": "BLEU"}
+    found, _ = numbers(run, compare(where, {"window": "Window", "full": "Full"}), "extremely_sparse")
+    assert {label: number.value if number else None for label, number in found.items()} == {
+        "full": 33.73,
+        "window-8": 2.49,
+        "window-inf": None,
+    }
+
+
+def test_a_map_may_choose_the_k_of_one_system(run_folder):
+    run = run_folder()
+    run.add("dense")
+    run.add("few", axes={"model.attention.default.budget": 2})
+    where = {"table": "1", "dataset": "iwslt17_fr_en", "metric": "BLEU", "system": "Top-k Selective"}
+    found, notes = numbers(run, compare(where, {"few": "8", "dense": "avg", "none": "32"}), "extremely_sparse")
+    values = {label: number.value if number else None for label, number in found.items()}
+    assert values == {"few": 37.64, "dense": 37.12}
+    assert "no paper number for '32'" in notes
+
+
+def test_a_recalled_number_says_so(run_folder):
+    run = run_folder()
+    run.add("softmax")
+    where = {"table": "ACL18 Table 1", "dataset": "kftt_ja_en", "metric": "BLEU"}
+    found, notes = numbers(run, compare(where, {"softmax": "softmax"}), "constrained")
+    assert found["softmax"].text == "20.36 (recalled, medium confidence)"
+    assert any(note.startswith("recalled: from memory") for note in notes)
+
+
+def test_two_numbers_for_one_row_are_none(run_folder):
+    run = run_folder()
+    run.add("softmax")
+    found, _ = numbers(run, compare({"dataset": "iwslt14_de_en", "table": "4"}, {"softmax": "Transformer"}))
+    assert found["softmax"] is None
+
+
+@pytest.mark.parametrize(
+    ("table", "note"),
+    [
+        (compare({}, {}, file="absent.yaml"), "absent.yaml was not found"),
+        (compare({"tabel": "1"}, {}), "no field tabel"),
+    ],
+)
+def test_a_comparison_that_cannot_be_made_is_a_note(run_folder, table, note: str):
+    run = run_folder()
+    run.add("softmax")
+    found, notes = numbers(run, table)
+    assert found == {"softmax": None}
+    assert len(notes) == 1
+    assert note in notes[0]
+
+
+def test_a_broken_file_is_a_note(run_folder, tmp_path: Path):
+    (tmp_path / "reported.yaml").write_text("rows: [\n")
+    run = run_folder()
+    compared = comparison(collect(run.grid({"compare": "reported.yaml"}, source=str(tmp_path / "spec.yaml"))))
+    assert compared.rows == ()
+    assert "no paper column" in compared.notes[0]
+
+
+def test_a_committed_copy_finds_the_file_above_it(run_folder, tmp_path: Path):
+    run = run_folder("experiments/paper/results/demo")
+    run.add("softmax")
+    (tmp_path / "experiments/paper/reported.yaml").parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "experiments/paper/reported.yaml").write_text(
+        "rows:\n  - {table: 1, dataset: d, metric: BLEU, system: s, value: 9, source: paper}\n"
+    )
+    experiment = collect(run.grid(compare({"table": "1"}, {"softmax": "s"}), source="elsewhere/spec.yaml"))
+    number = comparison(experiment).of(group(experiment.cells)[0])
+    assert number is not None
+    assert number.text == "9"

@@ -1,0 +1,86 @@
+"""Statistics over seeds, and what may not stand in one table."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnbench.core.errors import AttnbenchError
+from attnbench.report.collect import collect
+from attnbench.report.rows import Stat, group
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=9))
+@settings(max_examples=50, deadline=None)
+def test_statistics_are_those_of_the_standard_library(values: list[float]):
+    stat = Stat.of(dict(enumerate(values)))
+    assert stat.n == len(values)
+    assert math.isclose(stat.mean, statistics.mean(values), rel_tol=1e-9, abs_tol=1e-9)
+    assert stat.std == statistics.stdev(values)
+    assert stat.best == max(values)
+
+
+def test_one_seed_has_no_spread_and_infinity_no_deviation():
+    assert Stat.of({1: 30.0}).std is None
+    spoilt = Stat.of({1: 30.0, 2: math.inf})
+    assert (spoilt.mean, spoilt.std) == (math.inf, None)
+
+
+def test_cells_that_differ_in_the_seed_alone_are_a_row(sweep):
+    rows = group(collect(sweep.grid()).cells)
+    assert [(row.label, row.status, len(row.done), len(row.cells)) for row in rows] == [
+        ("dense", "done", 3, 3),
+        ("topk-8", "partial", 2, 3),
+        ("topk-1", "queued", 0, 1),
+    ]
+    assert rows[0].stats["test/bleu"].seeds == {1: 35.0, 2: 35.5, 3: 36.1}
+    assert rows[0].coordinate("budget") == ("model.attention.default.budget", "inf")
+    assert rows[0].coordinate("slots") == (None, None)
+
+
+def test_rows_of_one_label_are_told_apart_by_their_axes(run_folder):
+    run = run_folder()
+    for value in ("train", "both"):
+        run.add(
+            "topk", 1 if value == "train" else 2, 30.0, axes={"model.attention.sparsify": value, "model.kind": "lstm"}
+        )
+    assert [row.label for row in group(collect(run.grid()).cells)] == ["topk (sparsify=train)", "topk (sparsify=both)"]
+
+
+def test_two_signatures_are_refused_by_name(run_folder):
+    run = run_folder()
+    run.add("dense", 1, 35.0)
+    run.add("topk-8", 1, 36.0, signature="nrefs:1|case:mixed|tok:13a")
+    with pytest.raises(AttnbenchError, match=r"(?s)signature of test/bleu.*case:lc.*dense-s1.*tok:13a.*topk-8-s1"):
+        group(collect(run.grid()).cells)
+
+
+def test_two_data_hashes_are_refused_by_name(run_folder):
+    run = run_folder()
+    run.add("dense", 1, 35.0)
+    run.add("dense", 2, 35.0, data="bbbbbbbbbbbb")
+    with pytest.raises(
+        AttnbenchError, match=r"(?s)the data \(folder\).*corpus/aaaaaaaaaaaa: dense-s1.*bbbbbbbbbbbb: dense-s2"
+    ):
+        group(collect(run.grid()).cells)
+
+
+def test_an_axis_of_the_task_may_change_the_data(run_folder):
+    run = run_folder()
+    run.add("short", 1, 35.0, axes={"task.length": 10})
+    run.add("long", 1, 30.0, axes={"task.length": 50}, data="bbbbbbbbbbbb")
+    assert len(group(collect(run.grid()).cells)) == 2
+    run.add("long-too", 1, 30.0, axes={"task.length": 50}, data="cccccccccccc")
+    with pytest.raises(AttnbenchError, match="long-s1"):
+        group(collect(run.grid()).cells)
+
+
+def test_cells_that_are_not_done_mix_with_anything(run_folder):
+    run = run_folder()
+    run.add("dense", 1, 35.0)
+    run.add("topk-8", 1, signature="other", data="bbbbbbbbbbbb")
+    assert [row.status for row in group(collect(run.grid()).cells)] == ["done", "queued"]

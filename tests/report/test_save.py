@@ -1,0 +1,98 @@
+"""Copies for committing: what goes in, what stays out, and what is never overwritten."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from attnbench.core.errors import AttnbenchError, DataError
+from attnbench.report.collect import collect
+from attnbench.report.save import save
+from attnbench.report.table import render
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_everything_but_checkpoints_locks_and_references(sweep, tmp_path: Path):
+    cell = sweep.add("topk-4", 1, 34.0, lines=["a"], references=["b"])
+    for name in ("checkpoints/step-1/model.safetensors", "lock", ".result.json.x", "metrics.jsonl"):
+        (cell / name).parent.mkdir(parents=True, exist_ok=True)
+        (cell / name).write_text("{}\n")
+    (sweep.root / "spec.yaml").parent.mkdir(exist_ok=True)
+    folder = sweep.grid()
+    (folder / "spec.yaml").write_text("name: demo\n")
+    target = save(folder, tmp_path / "results")
+    assert target == tmp_path / "results" / "demo"
+    found = files(target)
+    assert {"grid.json", "spec.yaml", "results.md", "results.json", "results.csv", "results.tex"} <= found
+    assert {name for name in found if name.startswith("cells/topk-4-s1/")} == {
+        f"cells/topk-4-s1/{name}" for name in ("result.json", "spec.yaml", "env.json", "metrics.jsonl", "hyps/test.txt")
+    }
+    assert "cells/topk-8-s3/error.txt" in found
+    assert render(target, "md") == render(folder, "md")
+
+
+def test_saving_again_changes_nothing(sweep, tmp_path: Path):
+    folder = sweep.grid()
+    target = save(folder, tmp_path / "results")
+    before = {name: (target / name).read_bytes() for name in files(target)}
+    save(folder, tmp_path / "results")
+    assert {name: (target / name).read_bytes() for name in files(target)} == before
+
+
+def test_a_long_table_grows_over_several_machines(run_folder, tmp_path: Path):
+    first = run_folder("one")
+    first.add("dense", 1, 35.0)
+    first.add("topk-8", 1)
+    save(first.grid(), tmp_path / "results")
+    second = run_folder("two")
+    second.add("topk-8", 1, 35.5)
+    second.add("topk-16", 1, 35.25)
+    target = save(second.grid(), tmp_path / "results")
+    assert [(cell.label, cell.status) for cell in collect(target).cells] == [
+        ("dense", "done"),
+        ("topk-8", "done"),
+        ("topk-16", "done"),
+    ]
+    third = run_folder("three")
+    third.add("dense", 1)
+    save(third.grid(), tmp_path / "results")
+    assert collect(target).cells[0].status == "done"
+
+
+def test_a_different_result_is_never_overwritten(run_folder, tmp_path: Path):
+    first, second = run_folder("one"), run_folder("two")
+    first.add("dense", 1, 35.0)
+    second.add("dense", 1, 36.0)
+    target = save(first.grid(), tmp_path / "results")
+    with pytest.raises(AttnbenchError, match=r"dense-s1/result\.json holds a different result"):
+        save(second.grid(), tmp_path / "results")
+    assert json.loads((target / "results.json").read_text())["results"]["dense"]["test/bleu"] == 35.0
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["demo"]
+
+
+def test_two_experiments_never_share_a_copy(run_folder, tmp_path: Path):
+    first, second = run_folder("one", name="a/demo"), run_folder("two", name="b/demo")
+    save(first.grid(), tmp_path / "results")
+    with pytest.raises(AttnbenchError, match="holds another experiment, a/demo"):
+        save(second.grid(), tmp_path / "results")
+
+
+def test_what_cannot_share_a_table_is_not_saved(run_folder, tmp_path: Path):
+    first, second = run_folder("one"), run_folder("two")
+    first.add("dense", 1, 35.0)
+    second.add("topk-8", 1, 36.0, data="bbbbbbbbbbbb")
+    target = save(first.grid(), tmp_path / "results")
+    before = files(target)
+    with pytest.raises(AttnbenchError, match="cannot share a table"):
+        save(second.grid(), tmp_path / "results")
+    assert files(target) == before
+
+
+def test_no_run_folder(tmp_path: Path):
+    with pytest.raises(DataError, match=r"no grid\.json"):
+        save(tmp_path, tmp_path / "results")

@@ -1,0 +1,142 @@
+"""Paired tests on saved hypotheses: when there is one, and when there must be none."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from attnbench.metrics.bleu import corpus_bleu
+from attnbench.metrics.significance import paired_bootstrap
+from attnbench.report.collect import collect
+from attnbench.report.rows import group
+from attnbench.report.significance import PairedTests
+from attnbench.report.table import render, write_results
+
+WORDS = [
+    "a",
+    "man",
+    "walks",
+    "his",
+    "small",
+    "dog",
+    "along",
+    "the",
+    "quiet",
+    "river",
+    "while",
+    "two",
+    "children",
+    "play",
+    "with",
+    "an",
+    "old",
+    "red",
+    "ball",
+]
+
+
+def corpus(seed: int) -> list[str]:
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(6, 14))) for _ in range(40)]
+
+
+def spoil(lines: list[str], share: float, seed: int) -> list[str]:
+    draw = random.Random(seed)
+    return [" ".join("x" if draw.random() < share else word for word in line.split()) for line in lines]
+
+
+REFERENCES = corpus(0)
+SYSTEMS = {"good": spoil(REFERENCES, 0.10, 1), "near": spoil(REFERENCES, 0.11, 2), "bad": spoil(REFERENCES, 0.5, 3)}
+
+
+def bleu(lines: list[str]) -> float:
+    return corpus_bleu(lines, REFERENCES, "tok_lc").value
+
+
+@pytest.fixture
+def run(run_folder):
+    run = run_folder()
+    for label, lines in SYSTEMS.items():
+        run.add(label, 1, bleu(lines), lines=lines, references=REFERENCES)
+    run.grid()
+    return run
+
+
+def p(folder: Path, other: str, metric: str = "test/bleu") -> float | None:
+    rows = {row.label: row for row in group(collect(folder).cells)}
+    return PairedTests(folder)(metric, rows["good"], rows[other])
+
+
+def test_p_is_that_of_the_bootstrap_on_the_saved_lines(run):
+    want = paired_bootstrap(SYSTEMS["good"], SYSTEMS["near"], REFERENCES, "tok_lc")
+    assert p(run.root, "near") == want
+    assert want > 0.05
+    assert (p(run.root, "bad") or 1) < 0.05
+
+
+def test_marks_follow_the_test(run):
+    text = render(run.root, "md")
+    assert f"**{bleu(SYSTEMS['good']):.2f} (1)**" in text
+    assert f"<ins>{bleu(SYSTEMS['near']):.2f} (1)</ins>" in text
+    assert f"| {bleu(SYSTEMS['bad']):.2f} (1) |" in text
+
+
+def test_sentences_of_common_seeds_are_put_end_to_end(run):
+    more = spoil(REFERENCES, 0.1, 9)
+    for label in ("good", "near"):
+        run.add(label, 2, bleu(more), lines=more, references=REFERENCES)
+    run.grid()
+    both = (SYSTEMS["good"] + more, SYSTEMS["near"] + more, REFERENCES * 2)
+    assert p(run.root, "near") == paired_bootstrap(*both, "tok_lc")
+    assert p(run.root, "bad") == paired_bootstrap(SYSTEMS["good"], SYSTEMS["bad"], REFERENCES, "tok_lc")
+
+
+@pytest.mark.parametrize(
+    "damage", ["no hypotheses", "other references", "a line short", "other text", "no references", "not UTF-8"]
+)
+def test_no_test_without_the_lines_that_were_scored(run, damage: str):
+    hyps = run.root / "cells" / "near-s1" / "hyps"
+    if damage == "no hypotheses":
+        (hyps / "test.txt").unlink()
+    elif damage == "no references":
+        (hyps / "test.ref.txt").unlink()
+    elif damage == "other references":
+        (hyps / "test.ref.txt").write_text("\n".join(corpus(1)) + "\n")
+    elif damage == "a line short":
+        (hyps / "test.txt").write_text("\n".join(SYSTEMS["near"][:-1]) + "\n")
+    elif damage == "other text":
+        (hyps / "test.txt").write_text("\n".join(SYSTEMS["bad"]) + "\n")
+    else:
+        (hyps / "test.txt").write_bytes(b"\xff\n" * 40)
+    assert p(run.root, "near") is None
+    assert "<ins>" not in render(run.root, "md")
+
+
+def test_no_test_of_what_is_no_bleu(run):
+    assert p(run.root, "near", "test/chrf") is None
+    assert p(run.root, "near", "valid/loss") is None
+
+
+def test_tests_are_kept_with_the_run_and_forgotten_with_the_text(run):
+    write_results(run.root)
+    kept = json.loads((run.root / "significance.json").read_text())
+    assert len(kept) == 2
+    for path in run.root.glob("cells/*/hyps/*.ref.txt"):
+        path.unlink()
+    text = render(run.root, "md")
+    assert "<ins>" in text  # a copy without the references still has its tests
+    (run.root / "cells/near-s1/hyps/test.txt").write_text("\n".join(REFERENCES) + "\n")
+    assert "<ins>" not in render(run.root, "md")
+    shutil.rmtree(run.root / "cells" / "bad-s1")
+    write_results(run.root)
+    assert json.loads((run.root / "significance.json").read_text()) == {}
+
+
+def test_a_damaged_memory_is_made_again(run):
+    (run.root / "significance.json").write_text("{")
+    write_results(run.root)
+    assert len(json.loads((run.root / "significance.json").read_text())) == 2

@@ -1,0 +1,295 @@
+"""Tables in every format, compared exactly where they are small."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from attnbench.core.errors import AttnbenchError, SpecError
+from attnbench.report.table import FORMATS, render, render_terminal, report, write_results
+
+BUDGET = "model.attention.default.budget"
+PLACE = "model.attention.default"
+PAPER = "paper: A paper (2020)\nrows:\n" + "".join(
+    f"  - {{table: '1', dataset: d, metric: BLEU, system: {system}, k: {k}, value: {value}, source: {source}}}\n"
+    for system, k, value, source in (("Dense", "full", 35.3, "paper"), ("Top-k", 8, 35.6, "recalled"))
+)
+COMPARE = {"file": "reported.yaml", "where": {"table": "1"}, "map": {"dense": "Dense", "topk-8": "Top-k"}}
+
+GOLDEN_LIST = """\
+### demo
+
+| label | test BLEU | paper | attended enc/dec/cross | entropy enc/dec/cross | train ktok/s | decode ktok/s |
+| --- | ---: | ---: | ---: | ---: | ---: | ---: |
+| dense | **35.53 ± 0.55 (3)** | *35.3* | 8.0/5.2/7.9 | 1.20/0.80/1.00 | 12.3 | 0.99 |
+| topk-8 | 35.50 ± 0.35 (2 of 3) | *35.6 (recalled)* | 8.0/5.2/7.9 | 1.20/0.80/1.00 | 12.3 | 0.99 |
+| topk-1 | queued |  |  |  |  |  |
+
+- failed: topk-8, seed 3: the loss is NaN at step 30 (encoder.0.self)
+- not done yet, of 7 cells: 1 queued
+- mean ± sample standard deviation (seeds); bold: best
+- test BLEU: nrefs:1\\|case:lc\\|eff:no\\|tok:none\\|smooth:none\\|version:2.6.0
+- attended: positions with weight above 0, mean over the queries of 256 sentences
+- paper: A paper (2020); table 1
+- recalled: from memory of the paper, never checked against a copy
+- commit 0123456789ab; data corpus/aaaaaaaaaaaa; 5 min in all
+"""
+
+
+@pytest.fixture
+def compared(sweep, tmp_path: Path) -> Path:
+    (tmp_path / "reported.yaml").write_text(PAPER)
+    return sweep.grid({"compare": COMPARE}, source=str(tmp_path / "spec.yaml"))
+
+
+@pytest.fixture
+def pivot(run_folder, attention) -> Path:
+    """Two mechanisms by three budgets, seeds 1 and 2; one cell failed, one was never in the grid."""
+    run = run_folder()
+    for label, scores in (("window", {16: 30.0, 8: 29.0, 4: 20.0}), ("top-k", {16: 31.0, 8: 28.5})):
+        for budget, bleu in scores.items():
+            axes = {PLACE: label, BUDGET: budget}
+            run.add(f"{label}-{budget}", 1, bleu, axes=axes, metrics=attention)
+            run.add(f"{label}-{budget}", 2, bleu + 1, axes=axes, metrics=attention)
+    folder = run.add("top-k-inf", 1, axes={PLACE: "top-k", BUDGET: "inf"})
+    folder.mkdir()
+    (folder / "error.txt").write_text("killed")
+    return run.grid({"cols": "budget"})
+
+
+def test_a_list_is_the_golden_one(compared: Path):
+    assert render(compared, "md") == GOLDEN_LIST
+
+
+def test_a_pivot_is_the_golden_one(pivot: Path):
+    head = render(pivot, "md").split("\n\n")
+    assert head[0] == "### demo: test BLEU"
+    assert head[1] == (
+        "| label / budget | 16 | 8 | 4 | inf |\n"
+        "| --- | ---: | ---: | ---: | ---: |\n"
+        "| window | 30.50 ± 0.71 (2) | **29.50 ± 0.71 (2)** | 20.50 ± 0.71 (2) |  |\n"
+        "| top-k | **31.50 ± 0.71 (2)** | 29.00 ± 0.71 (2) |  | failed |"
+    )
+    assert head[2] == "### demo: attention and speed"
+    assert "| top-k-8 | 8.0/5.2/7.9 | 1.20/0.80/1.00 | 12.3 | 0.99 |" in head[3]
+
+
+def test_a_pivot_shows_the_paper_under_each_line(run_folder, tmp_path: Path):
+    rows = "".join(
+        f"  - {{table: 1, dataset: d, metric: BLEU, system: {system}, k: {k}, value: {value}, source: paper}}\n"
+        for system, k, value in (("Window", 8, 37.03), ("Window", 4, 36.69), ("Top-k", 4, 37.25))
+    )
+    (tmp_path / "reported.yaml").write_text(f"rows:\n{rows}")
+    run = run_folder()
+    for label in ("window", "top-k", "random"):
+        for budget in (8, 4):
+            run.add(f"{label}-{budget}", 1, 30.0, axes={PLACE: label, BUDGET: budget})
+    where = {"where": {"table": "1"}, "map": {"window": "Window", "top-k": "Top-k"}}
+    table = {"cols": "budget", "compare": {"file": "reported.yaml", **where}}
+    text = render(run.grid(table, source=str(tmp_path / "x.yaml")), "md")
+    assert "| *window, paper* | *37.03* | *36.69* |\n| top-k |" in text
+    assert "| *top-k, paper* |  | *37.25* |\n| random |" in text
+    assert "random, paper" not in text
+
+
+def test_a_pivot_of_one_line_is_a_list(sweep):
+    text = render(sweep.grid({"cols": "budget"}), "md")
+    assert [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|")] == [
+        "budget",
+        "---",
+        "inf",
+        "8",
+        "1",
+    ]
+
+
+def test_several_values_are_columns_with_directions_of_their_own(run_folder):
+    run = run_folder()
+    run.add("a", 1, 30.0, metrics={"valid/loss": 2.5, "attended/cross": 9.0, "params": 3_200_000})
+    run.add("b", 1, 31.0, metrics={"valid/loss": 2.75, "attended/cross": 8.0, "params": 950})
+    folder = run.grid({"value": ["valid/loss", "test/bleu", "attended/cross"], "extra": ["params", "test/chrf"]})
+    text = render(folder, "md")
+    assert "| a | **2.500 (1)** | 30.00 (1) | 9.0 (1) | 9.0 | 3.2M |  |" in text
+    assert "| b | 2.750 (1) | **31.00 (1)** | 8.0 (1) | 8.0 | 950 |  |" in text
+    assert "- no cell has measured test/chrf (measured: test/bleu, valid/loss)" in text
+
+
+@pytest.mark.parametrize(
+    ("reduce", "shown"), [("mean_std", "35.53 ± 0.55 (3)"), ("mean", "35.53 (3)"), ("max", "36.10 (3)")]
+)
+def test_reducers(sweep, reduce: str, shown: str):
+    assert f"| dense | **{shown}** |" in render(sweep.grid({"reduce": reduce}), "md")
+
+
+def test_tied_rows_are_underlined_and_worse_ones_are_not(run_folder):
+    run = run_folder()
+    for label, bleu in (("a", 30.0), ("b", 29.0), ("c", 20.0), ("d", 28.0)):
+        run.add(label, 1, bleu)
+    made = report(run.grid(), lambda metric, best, other: {"b": 0.4, "c": 0.001}.get(other.label))
+    text = made.text("md")
+    assert "| a | **30.00 (1)** |" in text
+    assert "| b | <ins>29.00 (1)</ins> |" in text
+    assert "| c | 20.00 (1) |" in text
+    assert "| d | 28.00 (1) |" in text
+    assert "underlined: not significantly worse" in text
+    results = json.loads(made.text("json"))["results"]
+    assert [results[label].get("test/bleu_p") for label in "abcd"] == [None, 0.4, 0.001, None]
+    assert r"\underline{29.00 (1)}" in made.text("tex")
+
+
+def test_json_has_the_shape_of_the_conventions(compared: Path):
+    content = json.loads(render(compared, "json"))
+    assert set(content) == {
+        *(
+            "schema_version",
+            "name",
+            "results",
+            "configs",
+            "metrics",
+            "data",
+            "git_hash",
+            "dirty",
+            "date",
+            "env",
+            "command",
+        ),
+        "total_seconds",
+    }
+    assert list(content["results"]) == ["dense", "topk-8", "topk-1"]
+    dense = content["results"]["dense"]
+    assert dense["test/bleu"] == pytest.approx(35.5333333333)
+    assert dense["test/bleu_std"] == pytest.approx(0.5507570547)
+    assert dense["n_seeds"] == 3
+    assert [dense["per_seed"][seed]["test/bleu"] for seed in ("1", "2", "3")] == [35.0, 35.5, 36.1]
+    assert dense["paper"]["test/bleu"]["value"] == 35.3
+    assert content["results"]["topk-8"]["paper"]["test/bleu"]["source"] == "recalled"
+    assert content["results"]["topk-8"]["unfinished"] == {
+        "3": {"status": "failed", "reason": "the loss is NaN at step 30 (encoder.0.self)"}
+    }
+    assert content["results"]["topk-1"]["n_seeds"] == 0
+    assert content["configs"]["dense"] == {"name": "x", "model": {"kind": "lstm", "k": "inf"}}
+    assert content["metrics"]["test/bleu"]["higher_is_better"] is True
+    assert "case:lc" in content["metrics"]["test/bleu"]["signature"]
+    assert content["metrics"]["attended/cross"]["higher_is_better"] is None
+    assert content["data"]["folder"] == "corpus/aaaaaaaaaaaa"
+    assert content["data"]["n_samples"] == {"test": 3, "attended": 256}
+    assert content["git_hash"] == "0123456789abcdef"
+    assert content["date"] == "2026-01-03T00:00:00+00:00"
+    assert content["env"]["device"] == "cpu"
+    assert content["total_seconds"] == 300.0
+
+
+def test_what_is_not_finite_is_null_in_json(run_folder):
+    run = run_folder()
+    run.add("a", 1, float("nan"))
+    run.add("b", 1, 30.0)
+    content = json.loads(render(run.grid(), "json"))
+    assert content["results"]["a"]["test/bleu"] is None
+    assert content["results"]["a"]["per_seed"]["1"]["test/bleu"] is None
+    assert "| a | nan (1) |" in render(run.root, "md")
+
+
+def test_csv_parses_back_in_full_precision(compared: Path):
+    rows = list(csv.DictReader(io.StringIO(render(compared, "csv"))))
+    assert [row["row"] for row in rows] == ["dense", "topk-8", "topk-1"]
+    assert [row[BUDGET] for row in rows] == ["inf", "8", "1"]
+    assert float(rows[0]["test/bleu"]) == sum((35.0, 35.5, 36.1)) / 3
+    assert rows[0]["test/bleu_std"].startswith("0.55075705472861")
+    assert (rows[1]["status"], rows[1]["n_seeds"], rows[1]["n_cells"]) == ("partial", "2", "3")
+    assert rows[1]["reason"] == "the loss is NaN at step 30 (encoder.0.self)"
+    assert (rows[1]["paper/test/bleu"], rows[1]["paper/test/bleu_source"]) == ("35.6", "recalled")
+    assert rows[2]["test/bleu"] == ""
+
+
+def test_tex_is_balanced_and_escaped(run_folder):
+    run = run_folder(name="a_b/100%_&_{#}$~^\\")
+    for seed in (1, 2):
+        run.add("top_k & 50% {#1} $x$ ~ ^ \\ <|>", seed, 30.0 + seed)
+    run.add("b", 1, 29.0)
+    text = render(run.grid({"rows": "label"}), "tex")
+    assert re.findall(r"\\(begin|end)\{(\w+)\}", text) == [
+        *(("begin", "table"), ("begin", "tabular")),
+        *(("end", "tabular"), ("end", "table")),
+    ]
+    bare = re.sub(r"\\[&%$#_{}\\]|^% needs.*$", "", text, flags=re.M)
+    assert bare.count("{") == bare.count("}")
+    assert not re.search(r"[#_%]", bare)
+    assert bare.count("$") == 2 * text.count(r"$\pm$")
+    assert "±" not in text
+    lines = [line for line in text.splitlines() if line.endswith(r"\\")]
+    columns = re.search(r"\\begin\{tabular\}\{([lr]+)\}", text)
+    assert columns is not None
+    assert {len(re.findall(r"(?<!\\)&", line)) + 1 for line in lines} == {len(columns[1])}
+    for rule in ("toprule", "midrule", "bottomrule"):
+        assert text.count(f"\\{rule}") == 1
+
+
+def test_terminal_fits_the_width_and_says_what_gave_way(compared: Path):
+    for width, hidden in ((60, True), (80, True), (160, False)):
+        console = Console(width=width, file=io.StringIO(), color_system=None, force_terminal=True)
+        render_terminal(compared, console)
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        table = text.split("failed:")[0]
+        assert max(len(line) for line in table.splitlines()) <= width
+        assert "35.53 ± 0.55 (3)" in table
+        assert ("no room for: " in text) == hidden
+        assert "\x1b" not in text
+
+
+def test_a_pipe_gets_every_column(compared: Path):
+    console = Console(file=io.StringIO(), soft_wrap=True)
+    render_terminal(compared, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    line = next(line for line in text.splitlines() if "topk-8 " in line and "failed" not in line)
+    assert re.split(r"\s{2,}", line.strip()) == [
+        *("topk-8", "35.50 ± 0.35 (2 of 3)", "35.6 (recalled)", "8.0/5.2/7.9", "1.20/0.80/1.00", "12.3", "0.99")
+    ]
+    assert "no room" not in text
+
+
+def test_results_are_written_whole_and_are_the_same_again(compared: Path):
+    paths = write_results(compared)
+    assert [path.name for path in paths] == ["results.json", "results.csv", "results.md", "results.tex"]
+    first = [path.read_bytes() for path in paths]
+    assert [path.read_bytes() for path in write_results(compared)] == first
+    for format, content in zip(FORMATS, first, strict=True):
+        assert render(compared, format).encode() == content
+    assert not [path for path in compared.iterdir() if path.name.startswith(".")]
+
+
+def test_a_refused_mixture_leaves_old_results_alone(sweep):
+    folder = sweep.grid()
+    write_results(folder)
+    before = (folder / "results.md").read_bytes()
+    sweep.add("other", 1, 30.0, signature="tok:13a")
+    sweep.grid()
+    with pytest.raises(AttnbenchError, match="other-s1"):
+        write_results(folder)
+    assert (folder / "results.md").read_bytes() == before
+
+
+def test_an_unknown_format_names_the_known(sweep):
+    with pytest.raises(SpecError, match="did you mean 'tex'"):
+        render(sweep.grid(), "latex")
+
+
+def test_nothing_done_is_still_a_table(run_folder):
+    run = run_folder()
+    run.add("a")
+    run.add("b")
+    folder = run.grid()
+    assert "| a | queued |" in render(folder, "md")
+    assert len(write_results(folder)) == 4
+
+
+def test_speeds_on_different_devices_are_said(run_folder):
+    run = run_folder()
+    run.add("a", 1, 30.0)
+    (run.add("b", 1, 31.0) / "env.json").write_text('{"device": "cuda"}')
+    assert "- speeds were measured on different machines: cpu, threads 1; cuda" in render(run.grid(), "md")
