@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+_BLOCK = 64
+"""Columns a block; the largest of a row lie in the blocks of largest maximum, so few columns need ranking."""
 
 
 def top_tokens(
@@ -17,39 +20,53 @@ def top_tokens(
     Equal ones stand in the order of their ids. The log-softmax runs over all V in float32 (float64 for float64);
     banned tokens keep their part of the mass, come last and have -inf; so has a row that is not all numbers.
     """
-    if logits.dtype != torch.float64:
-        logits = logits.float()
-    vocabulary = logits.shape[-1]
-    count = min(count, vocabulary)
-    wanted = count + len(banned)  # enough, though the best be banned ones
-    values, ids = _largest(logits, wanted) if wanted < vocabulary else _all(logits)
+    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    log_probs = torch.log_softmax(logits, dim=-1, dtype=wide)
+    count = min(count, logits.shape[-1])
+    values, ids = _largest(log_probs, count + len(banned))  # enough, though the best be banned ones
     for token in banned:
         values = values.masked_fill(ids == token, -torch.inf)
-    log_probs = values - logits.logsumexp(-1, keepdim=True)
-    log_probs = torch.where(log_probs.isnan(), -torch.inf, log_probs)
-    log_probs, order = log_probs.sort(dim=-1, descending=True, stable=True)
-    return log_probs[:, :count], ids.gather(-1, order[:, :count])
+    values = torch.where(values.isnan(), -torch.inf, values)
+    values, order = values.sort(dim=-1, descending=True, stable=True)
+    return values[:, :count], ids.gather(-1, order[:, :count])
 
 
-def _all(logits: Float[Tensor, "R V"]) -> tuple[Float[Tensor, "R V"], Int[Tensor, "R V"]]:
-    return logits, torch.arange(logits.shape[-1], device=logits.device).expand_as(logits)
-
-
-def _largest(logits: Float[Tensor, "R V"], wanted: int) -> tuple[Float[Tensor, "R W"], Int[Tensor, "R W"]]:
-    """The `wanted` largest of each row and their ids, in the order of ids; among equals the lowest ids.
-
-    topk alone leaves open which of several equals it takes.
-    """
-    values, ids = logits.topk(wanted + 1, dim=-1)
+def _largest(rows: Float[Tensor, "R V"], wanted: int) -> tuple[Float[Tensor, "R W"], Int[Tensor, "R W"]]:
+    """The `wanted` largest of each row, all where there are fewer, by ascending ids; among equals the lowest ids."""
+    width = rows.shape[-1]
+    if wanted >= width:
+        return rows, torch.arange(width, device=rows.device).expand_as(rows)
+    values, ids = _ranked(rows, wanted + 1)
     edge = values[:, -1]
-    torn = (values[:, -2] == edge) & (edge > -torch.inf)  # equals on both sides of the cut
-    values, ids = values[:, :-1], ids[:, :-1]
+    torn = (values[:, -2] == edge) & (edge > -torch.inf)  # equals on both sides of the cut: which are in is chance
+    ids = ids[:, :-1].sort(dim=-1).values
     if bool(torn.any()):
-        rows = torn.nonzero().squeeze(1)
-        sorted_values, sorted_ids = logits[rows].sort(dim=-1, descending=True, stable=True)
-        values, ids = (
-            values.index_copy(0, rows, sorted_values[:, :wanted]),
-            ids.index_copy(0, rows, sorted_ids[:, :wanted]),
-        )
-    ids, order = ids.sort(dim=-1)
-    return values.gather(-1, order), ids
+        some = torn.nonzero().squeeze(1)
+        chosen = _first_largest(rows[some], edge[some], wanted)
+        ids = ids.index_copy(0, some, chosen.nonzero()[:, 1].view(-1, wanted))
+    return rows.gather(-1, ids), ids
+
+
+def _ranked(rows: Float[Tensor, "R V"], wanted: int) -> tuple[Float[Tensor, "R W"], Int[Tensor, "R W"]]:
+    """topk(wanted); on long rows only within the blocks of largest maximum, and in the columns left over."""
+    blocks = rows.shape[-1] // _BLOCK
+    if blocks < 2 * wanted:
+        return rows.topk(wanted, dim=-1)
+    whole = blocks * _BLOCK
+    blocked = rows[:, :whole].unflatten(1, (blocks, _BLOCK))
+    best = blocked.amax(-1).topk(wanted, dim=-1).indices[:, :, None]
+    column = torch.arange(_BLOCK, device=rows.device)
+    ids = (best * _BLOCK + column).flatten(1)
+    values = blocked.gather(1, best.expand(-1, -1, _BLOCK)).flatten(1)
+    if whole < rows.shape[-1]:
+        rest = torch.arange(whole, rows.shape[-1], device=rows.device).expand(len(rows), -1)
+        values, ids = torch.cat([values, rows[:, whole:]], 1), torch.cat([ids, rest], 1)
+    values, order = values.topk(wanted, dim=-1)
+    return values, ids.gather(-1, order)
+
+
+def _first_largest(rows: Float[Tensor, "R V"], edge: Float[Tensor, "R"], wanted: int) -> Bool[Tensor, "R V"]:
+    """True at the `wanted` largest of each row, whose smallest equals `edge`: of its equals the first."""
+    above, level = rows > edge[:, None], rows == edge[:, None]
+    room = wanted - above.sum(-1, keepdim=True)
+    return above | (level & (level.cumsum(-1, dtype=torch.int32) <= room))

@@ -17,13 +17,15 @@ def oracle(row, count, banned):
     return sorted(enumerate(log_probs), key=lambda item: (-item[1], item[0]))[:count]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_equals_a_plain_sort_with_ties_and_impossible_tokens(data):
-    vocabulary = data.draw(st.integers(3, 40))
-    logit = st.sampled_from([0.0, 1.0, 2.0, -math.inf])
-    row = st.lists(logit, min_size=vocabulary, max_size=vocabulary).map(lambda row: [*row[:2], 0.0, *row[3:]])
-    rows = data.draw(st.lists(row, min_size=1, max_size=4))
+    vocabulary = data.draw(st.one_of(st.integers(3, 40), st.sampled_from([640, 1300, 1344])))  # long rows go by blocks
+    levels = torch.tensor(data.draw(st.sampled_from([(0.0, 1.0, 2.0, -math.inf), (0.0, 1.0), (0.0, *[-math.inf] * 9)])))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 10**6)))
+    rows = levels[torch.randint(len(levels), (data.draw(st.integers(1, 4)), vocabulary), generator=generator)]
+    rows[:, 2] = 0.0  # something is possible
+    rows = rows.tolist()
     count = data.draw(st.integers(1, 9))
     banned = data.draw(st.sampled_from([(), (0,), (0, 1)]))
     log_probs, ids = top_tokens(torch.tensor(rows, dtype=torch.float64), count, banned)
