@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -11,15 +12,18 @@ from torch import Tensor
 X = TypeVar("X")
 
 
-def map_batch(function: Any, tree: X) -> X:
+def map_batch(function: Callable[[Tensor], Tensor], tree: X) -> X:
     """`function` of every tensor with a batch dimension; numbers, None and 0-dim tensors are shared by all rows."""
-    value: Any = tree
+    return _map(function, tree)
+
+
+def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, Tensor):
         return function(value) if value.dim() else value
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_batch(function, item) for item in value))
+        return type(value)(*(_map(function, item) for item in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(map_batch(function, item) for item in value)
+        return type(value)(_map(function, item) for item in value)
     if value is None or isinstance(value, (int, float, str)):
         return value
     raise TypeError(f"a tree holds tensors, numbers, None and tuples of them, not {type(value).__name__}")

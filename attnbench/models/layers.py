@@ -43,10 +43,10 @@ class Embedding(nn.Module):
         self.width = table.embedding_dim
         self.max_length = max_length
         self.learned = nn.Embedding(max_length, self.width) if positions == "learned" else None
+        self.waves: Tensor
+        self.register_buffer("waves", sinusoid(torch.arange(max_length), self.width).float(), persistent=False)
         if self.learned is not None:
             nn.init.normal_(self.learned.weight, std=self.width**-0.5)
-        else:
-            self.register_buffer("waves", sinusoid(torch.arange(max_length), self.width).float(), persistent=False)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Int[Tensor, "B N"], start: int = 0) -> Float[Tensor, "B N D"]:

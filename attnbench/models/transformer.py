@@ -31,15 +31,15 @@ class TransformerSpec(ModelSpec):
     kind: Literal["transformer"] = "transformer"
     preset: Literal["tiny", "mini", "iwslt", "base", "big"] = "base"
     """Sizes: tiny 2x128, mini 3x256, iwslt 6x512 (4 heads, ffn 1024), base 6x512, big 6x1024."""
-    layers: int = Field(6, ge=1)
+    layers: int = Field(default=6, ge=1)
     """Layers of the encoder and of the decoder."""
-    decoder_layers: int | None = Field(None, ge=1)
+    decoder_layers: int | None = Field(default=None, ge=1)
     """Layers of the decoder where they differ from the encoder's."""
-    width: int = Field(512, ge=1)
+    width: int = Field(default=512, ge=1)
     """Model width D."""
-    heads: int = Field(8, ge=1)
+    heads: int = Field(default=8, ge=1)
     """Attention heads H; D must be a multiple."""
-    ffn: int = Field(2048, ge=1)
+    ffn: int = Field(default=2048, ge=1)
     """Inner width of the feed-forward blocks."""
     norm: NormKind = "post"
     """Layer norm before each sublayer (a last one ends each stack) or after it."""
@@ -47,13 +47,13 @@ class TransformerSpec(ModelSpec):
     """Position encodings."""
     tie: Literal["all", "decoder", "none"] = "all"
     """all: one table for source, target and output (needs a joint vocabulary); decoder: target and output share."""
-    dropout: float = Field(0.1, ge=0, lt=1)
+    dropout: float = Field(default=0.1, ge=0, lt=1)
     """On embeddings and on each sublayer's output."""
-    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    attention_dropout: float = Field(default=0.0, ge=0, lt=1)
     """On attention weights."""
-    activation_dropout: float = Field(0.0, ge=0, lt=1)
+    activation_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Inside the feed-forward blocks."""
-    max_length: int = Field(1024, ge=2)
+    max_length: int = Field(default=1024, ge=2)
     """Longest sequence, in tokens."""
     attention: AttentionSpec = Field(default_factory=AttentionSpec)
     """What stands at each attention site."""

@@ -1,0 +1,1 @@
+"""Floor 4: tasks bind data, loss, search and metrics."""

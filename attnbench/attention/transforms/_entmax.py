@@ -104,7 +104,8 @@ def slope(weights: Float[Tensor, "... K"], excess: Excess) -> Float[Tensor, "...
     """q = p^(1 - e) on the support, 0 off it."""
     if isinstance(excess, float) and excess > 1:
         return weights.pow(1 - excess).masked_fill_(weights == 0, 0.0)
-    return weights.log().mul_(1 - excess).exp_().mul_(weights.ceil())  # the last factor for p^0 off the support
+    some = weights.clamp_min(torch.finfo(weights.dtype).tiny)
+    return some.log_().mul_(1 - excess).exp_().mul_(weights.ceil())  # the last factor empties what is off the support
 
 
 def alpha_gradient(

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from attnbench.attention.transforms._entmax import SOFTMAX_BELOW, LearnedEntmaxFunction, slope, weigh
@@ -97,6 +97,14 @@ class EntmaxSpec(TransformSpec):
 
     alpha: Annotated[float, Field(ge=1, allow_inf_nan=False)] | Literal["learned"] = 1.5
     """1 is softmax, 2 is sparsemax, more is sparser; `learned`: one per head in (1, 2), 1.5 at first."""
+
+    @field_validator("alpha", mode="before")
+    @classmethod
+    def _number_or_learned(cls, value: object) -> object:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value < math.inf
+        if not number and value != "learned":
+            raise ValueError(f"alpha is 'learned' or a finite number from 1 on, not {value!r}")
+        return value
 
     def build(self, dims: Dims) -> ScoreTransform:
         return LearnedEntmax(dims.heads) if self.alpha == "learned" else partial(entmax, alpha=float(self.alpha))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -39,7 +39,8 @@ def topk(
     k: keys a row keeps; 0 or None keeps all. ratio: instead of k, `max(at_least, ceil(ratio * valid keys of the row))`.
     ties: `threshold` keeps every key that equals t, so a row may keep more than k; `index` keeps exactly k, those with
     the lowest index first. t is a constant in the gradient.
-    Source: Zhao et al. 2019, eq. 2-4. Raises ValueError for k < 0, a ratio outside (0, 1], both of them, or `upper`.
+    Source: Zhao et al. 2019, eq. 2-4. Raises ValueError for k < 0, a ratio outside (0, 1], both of them,
+    at_least < 1, or `upper`.
     """
     refuse("topk", upper=upper)
     check_mask("keep", keep, scores)
@@ -49,6 +50,10 @@ def topk(
         raise ValueError(f"topk keeps a ratio in (0, 1] of the keys, not {ratio}")
     if k is not None and ratio is not None:
         raise ValueError("topk takes k or ratio, not both")
+    if at_least < 1:
+        raise ValueError(f"topk keeps at_least >= 1 keys, not {at_least}")
+    if ties not in get_args(Ties):
+        raise ValueError(f"topk knows the ties {' and '.join(get_args(Ties))}, not {ties!r}")
     if not k and ratio is None:
         return normalise(scores, valid, SOFTMAX)
     weigh = partial(_weigh, k=k, ratio=ratio, at_least=at_least, ties=ties, keep=keep)

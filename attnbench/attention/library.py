@@ -1,0 +1,138 @@
+"""The library face of the attention floor: build a transform by name, and list every mechanism."""
+
+from __future__ import annotations
+
+import types
+import typing
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from torch import Tensor, nn
+
+from attnbench.attention.modules.base import modules
+from attnbench.attention.patterns.base import patterns
+from attnbench.attention.scores.base import scores as score_family
+from attnbench.attention.transforms.base import ScoreTransform, transforms
+from attnbench.attention.types import Dims
+from attnbench.core.registry import Registry
+from attnbench.core.spec import Spec, dotted, problems, unknown
+
+
+class Parameter(NamedTuple):
+    """One field of a mechanism. default is None where the field is required, too."""
+
+    type: str
+    default: Any
+    description: str
+    required: bool = False
+
+
+class Mechanism(NamedTuple):
+    """kind: the stage of attention it serves ("transform", "pattern", ...). name: what YAML and `build_*` call it."""
+
+    kind: str
+    name: str
+    parameters: dict[str, Parameter]
+    paper: str
+    description: str = ""
+
+
+def build_transform(name: str, *, heads: int = 1, strict: bool = False, **params: Any) -> ScoreTransform:
+    """The transform called `name` with the given parameters: `f(scores, *, valid=None, keep=None, upper=None)`.
+
+    scores: `[..., K]`, for a learned alpha `[B, H, Q, K]` with H = heads. valid, keep: boolean and upper: float, each
+    broadcastable to the scores. Gives the weights, shaped like the scores: exactly 0 where `valid` is False, and for
+    rows without a valid key. The result is a torch module where it has parameters to train.
+
+    strict: NaN or +inf at a valid key raises ValueError; without it that row's weights are NaN.
+    Raises ValueError for an unknown name, an unknown, missing or bad parameter; the transform raises it for a `keep` or
+    `upper` that it cannot honour.
+    """
+    if heads < 1:
+        raise ValueError(f"a transform serves at least one head, not {heads}")
+    cls = transforms.get(name)
+    known = [field for field in cls.model_fields if field != "kind"]
+    for given in params:
+        if given not in known:
+            raise ValueError(f"{name}: {unknown('parameter', given, known)}")
+    try:
+        spec = cls.model_validate({"kind": name, **params})
+    except ValidationError as error:
+        rows = (": ".join(filter(None, (name, dotted(path), message))) for path, message in problems(error))
+        raise ValueError("; ".join(rows)) from None
+    spec.require()
+    transform = spec.build(Dims(heads=heads))
+    return StrictTransform(transform) if strict else transform
+
+
+class StrictTransform(nn.Module):
+    """A transform that refuses scores it could only answer with NaN."""
+
+    def __init__(self, transform: ScoreTransform) -> None:
+        super().__init__()
+        self.transform = transform
+
+    def forward(
+        self,
+        scores: Float[Tensor, "... K"],
+        *,
+        valid: Bool[Tensor, "..."] | None = None,
+        keep: Bool[Tensor, "..."] | None = None,
+        upper: Float[Tensor, "..."] | None = None,
+    ) -> Float[Tensor, "... K"]:
+        weights = self.transform(scores, valid=valid, keep=keep, upper=upper)
+        spoilt = ~(scores < torch.inf)  # NaN or +inf
+        if valid is not None:
+            spoilt = spoilt & valid
+        if bool(spoilt.any()):
+            at = tuple(spoilt.nonzero()[0].tolist())
+            value = scores[at].item()
+            raise ValueError(
+                f"{int(spoilt.sum())} scores at valid keys are NaN or +inf, the first {value} at index {at}"
+            )
+        return weights
+
+
+def mechanisms() -> list[Mechanism]:
+    """Every registered transform, pattern, score and module, in this order, each family by name."""
+    families: list[Registry[Any]] = [transforms, patterns, score_family, modules]
+    return [_describe(family, name) for family in families for name in family.kinds()]
+
+
+def _describe(family: Registry[Any], name: str) -> Mechanism:
+    cls: type[Spec] = family.get(name)
+    parameters = {
+        key: Parameter(
+            _type_name(field.annotation), None if field.is_required() else _plain(field), field.description or "",
+            field.is_required(),
+        )
+        for key, field in cls.model_fields.items()
+        if key != "kind"
+    }  # fmt: skip
+    paper = getattr(cls, "paper", "")
+    return Mechanism(family.noun, name, parameters, paper, (cls.__doc__ or "").strip().split("\n")[0])
+
+
+def _plain(field: FieldInfo) -> Any:
+    default = field.get_default(call_default_factory=True)
+    return default.dump() if isinstance(default, Spec) else default
+
+
+def _type_name(annotation: Any) -> str:
+    """The type as a YAML writer would say it: `int | null`, `threshold | index`."""
+    origin = typing.get_origin(annotation)
+    arguments = typing.get_args(annotation)
+    if origin is Literal:
+        return " | ".join(str(value) for value in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(_type_name(part) for part in arguments)
+    if origin is typing.Annotated:
+        return _type_name(arguments[0])
+    if annotation in (None, types.NoneType):
+        return "null"
+    if arguments:
+        return f"{getattr(origin, '__name__', origin)} of {', '.join(_type_name(part) for part in arguments)}"
+    return getattr(annotation, "__name__", str(annotation))

@@ -1,0 +1,121 @@
+"""What `attnbench list` knows: plain data about mechanisms, corpora, models and specs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from attnbench.cli import common
+from attnbench.core.spec import Spec
+
+Entry = dict[str, Any]
+
+
+def mechanisms() -> list[Entry]:
+    from attnbench.attention import mechanisms
+
+    return [
+        {
+            "name": each.name,
+            "kind": each.kind,
+            "description": each.description,
+            "paper": each.paper,
+            "parameters": {name: parameter._asdict() for name, parameter in each.parameters.items()},
+        }
+        for each in mechanisms()
+    ]
+
+
+def corpora() -> list[Entry]:
+    from attnbench.data.prepare import describe_datasets
+
+    found = []
+    for entry in describe_datasets():
+        size = f"{entry['bytes'] / 1e6:,.1f} MB" if entry.get("bytes") else ""
+        origin = entry.get("by_hand") or next(iter(entry.get("sources") or []), "")
+        rest = {key: value for key, value in entry.items() if key != "title"}
+        found.append({**rest, "description": entry.get("title", ""), "size": size, "from": origin})
+    return found
+
+
+def models() -> list[Entry]:
+    from attnbench.models.base import models as family
+
+    return [_model(family.get(kind)) for kind in family.kinds()]
+
+
+def _model(cls: Any) -> Entry:
+    fields = {}
+    for name, field in cls.model_fields.items():
+        if name != "kind":
+            default: Any = None if field.is_required() else field.get_default(call_default_factory=True)
+            fields[name] = {
+                "default": default.dump() if isinstance(default, Spec) else default,
+                "description": field.description or "",
+                "required": field.is_required(),
+            }
+    description = (cls.__doc__ or "").strip().split("\n")[0]
+    return {"name": cls.model_fields["kind"].default, "description": description, "parameters": fields}
+
+
+def specs() -> list[Entry]:
+    """Packaged specs, and those below experiments/ of the working directory."""
+    packaged = Path(__file__).resolve().parent.parent / "specs"
+    found = [(path.stem, path, "packaged") for path in sorted(packaged.glob("*.yaml"))]
+    here = Path("experiments")
+    found += [
+        (str(path), path, "experiments")
+        for path in sorted(here.rglob("*.yaml"))
+        if path.name != "reported.yaml" and "results" not in path.parts
+    ]
+    return [{"name": name, "where": where, "description": _comment(path)} for name, path, where in found]
+
+
+def _comment(path: Path) -> str:
+    """The first line of comment that is no directive to an editor."""
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        if not line.startswith("#"):
+            break
+        text = line.lstrip("# ").strip()
+        if text and not text.startswith("yaml-language-server"):
+            return text
+    return ""
+
+
+FAMILIES: dict[str, tuple[Callable[[], list[Entry]], tuple[str, ...]]] = {
+    "mechanisms": (mechanisms, ("kind", "name", "parameters", "description", "paper")),
+    "datasets": (corpora, ("name", "languages", "pairs", "size", "licence", "description", "from")),
+    "models": (models, ("name", "parameters", "description")),
+    "specs": (specs, ("name", "description")),
+}
+"""Family -> its entries, and the columns of its list."""
+
+
+def show_all(entries: list[Entry], columns: tuple[str, ...]) -> None:
+    """A table of them on stdout."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for entry in entries:
+        table.add_row(*(Text(_short(entry.get(column))) for column in columns))
+    out = common.console()
+    if not out.is_terminal:
+        out.width = 10_000  # a pipe has no width to keep to
+    out.print(table, soft_wrap=False)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {item:,}" if isinstance(item, int) else str(key) for key, item in value.items())
+    return "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value if value is not None else "")
+
+
+def show_one(entry: Entry) -> None:
+    """Everything about it on stdout, as YAML."""
+    from attnbench.core.files import dump_yaml
+
+    text = dump_yaml({key: value for key, value in entry.items() if value not in ("", None, {}, [])})
+    common.console().print(text, end="", markup=False, soft_wrap=True)

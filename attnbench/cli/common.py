@@ -1,0 +1,150 @@
+"""What every command shares: consoles, logging, the one way out for errors, options with one meaning."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from attnbench.experiment.grid import Experiment
+    from attnbench.experiment.session import Settings
+
+SpecPath = Annotated[Path | None, typer.Argument(help="YAML spec; left out: the packaged demo.", show_default=False)]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="path=value laid over the spec; repeatable.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="One seed instead of the spec's.", min=0)]
+Seeds = Annotated[str | None, typer.Option("--seeds", help="Seeds with commas, instead of the spec's.")]
+Jobs = Annotated[int, typer.Option("--jobs", help="Cells at a time, each in a process of its own.", min=1)]
+Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:N; left out: a GPU if there is one.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would run; write nothing.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start every cell over, finished ones too.")]
+Runs = Annotated[Path, typer.Option("--runs", help="Folder of the run folders.")]
+From = Annotated[Path | None, typer.Option("--from", help="Folder with the corpus files; nothing is downloaded.")]
+Offline = Annotated[bool, typer.Option("--offline", help="Make no request.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+RUNS = Path("runs")
+
+
+def console() -> Console:
+    """stdout, for results. No colour off a terminal, nor with NO_COLOR, TERM=dumb or --no-color."""
+    return _console(stderr=False)
+
+
+def log_console() -> Console:
+    """stderr, for progress."""
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    from rich.console import Console
+
+    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    return Console(
+        stderr=stderr, no_color=plain, highlight=False, soft_wrap=not (sys.stderr if stderr else sys.stdout).isatty()
+    )
+
+
+def emit_json(value: Any) -> None:
+    """The one JSON document of a --json run."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def set_up_logging(*, quiet: bool, verbose: bool) -> None:
+    """Plain lines on stderr: warnings always, progress unless --quiet, details with --verbose."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("attnbench")
+    logger.handlers = [handler]
+    logger.propagate = False
+    logger.setLevel(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
+
+
+def settings(
+    runs: Path, jobs: int = 1, device: str | None = None, fresh: bool = False, source: Path | None = None,
+    offline: bool = False,
+) -> Settings:  # fmt: skip
+    from attnbench.data.prepare import cache_root
+    from attnbench.experiment.session import Settings
+
+    return Settings(runs, cache_root(), jobs, device, fresh, source, offline)
+
+
+def seeds_of(seed: int | None, seeds: str | None) -> list[int]:
+    """The seeds of --seed and --seeds; raises SpecError for what is no list of numbers."""
+    from attnbench.core.errors import SpecError
+
+    if seed is not None and seeds is not None:
+        raise SpecError("--seed and --seeds exclude each other; give one of them")
+    if seed is not None:
+        return [seed]
+    if seeds is None:
+        return []
+    words = [word.strip() for word in seeds.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise SpecError(f"--seeds {seeds}: write whole numbers from 0 on with commas, like 1,2,3")
+    chosen = [int(word) for word in words]
+    if len(set(chosen)) != len(chosen):
+        raise SpecError(f"--seeds {seeds}: a seed stands twice")
+    return chosen
+
+
+def packaged_spec(name: str) -> Path:
+    """The path of a spec inside the package."""
+    return Path(__file__).resolve().parent.parent / "specs" / f"{name}.yaml"
+
+
+def conduct(experiment: Experiment, chosen: Settings, *, dry: bool, as_json: bool) -> None:
+    """Run the grid and print its table, or with `dry` what would run. Exits with 1 when a cell failed."""
+    from attnbench.experiment.session import dry_run, root_of, run_grid
+
+    if dry:
+        show_dry_run(dry_run(experiment, chosen), as_json=as_json)
+        return
+    logger = logging.getLogger("attnbench")
+    failures = 0
+    command = " ".join(["attnbench", *sys.argv[1:]])
+    from attnbench.report.table import render, render_terminal, write_results
+
+    root = root_of(experiment, chosen)
+    for outcome in run_grid(experiment, chosen, command):
+        if outcome.error is not None:
+            failures += 1
+            logger.warning("[%s, seed %d] failed: %s", outcome.cell.label, outcome.cell.seed, outcome.error)
+        write_results(root)  # after each cell, so that a long grid can be watched
+    write_results(root)
+    if as_json:
+        sys.stdout.write(render(root, "json"))
+    else:
+        render_terminal(root, console())
+    logger.info("results: %s", root)
+    if failures:
+        raise typer.Exit(1)
+
+
+def show_dry_run(plan: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        emit_json(plan)
+        return
+    from rich.table import Table
+
+    from attnbench.core.files import dump_yaml
+
+    out = console()
+    out.print(f"# the first cell of {plan['name']}, resolved", markup=False)
+    out.print(dump_yaml(plan["spec"]), markup=False, end="")
+    table = Table("cell", "seed", "digest", "parameters", "done", "data ready")
+    for cell in plan["cells"]:
+        table.add_row(
+            cell["label"], str(cell["seed"]), cell["digest"][:8], f"{cell['parameters']:,}",
+            "yes" if cell["done"] else "no", "yes" if cell["data_ready"] else "no",
+        )  # fmt: skip
+    out.print(table)
+    out.print(f"{len(plan['cells'])} cells would go to {plan['folder']}; nothing was written", markup=False)

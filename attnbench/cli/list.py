@@ -1,0 +1,49 @@
+"""`attnbench list`: what there is to name in a spec."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from attnbench.cli import common
+
+
+class Family(StrEnum):
+    mechanisms = "mechanisms"
+    datasets = "datasets"
+    models = "models"
+    specs = "specs"
+
+
+def list_(
+    family: Annotated[Family, typer.Argument(help="What to list.", show_default=False)],
+    name: Annotated[str | None, typer.Argument(help="One of them, in full.", show_default=False)] = None,
+    as_json: common.Json = False,
+) -> None:
+    """List mechanisms, datasets, models or specs; with a name, everything about that one.
+
+    Example: attnbench list mechanisms topk
+    """
+    from attnbench.cli.catalog import FAMILIES, show_all, show_one
+    from attnbench.core.errors import SpecError
+    from attnbench.core.spec import unknown
+
+    entries, columns = FAMILIES[family.value]
+    every = entries()
+    chosen = every if name is None else [entry for entry in every if entry["name"] == name]
+    if not chosen and name is not None:
+        raise SpecError(unknown(family.value.removesuffix("s"), name, [entry["name"] for entry in every]))
+    if as_json:
+        common.emit_json(chosen)
+    elif name is None:
+        show_all(chosen, columns)
+    else:
+        for entry in chosen:
+            show_one(entry)
+
+
+def show_datasets(*, as_json: bool) -> None:
+    """The list of `attnbench prepare --list`."""
+    list_(Family.datasets, None, as_json)

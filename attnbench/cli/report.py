@@ -1,0 +1,54 @@
+"""`attnbench report`: the table of a run folder, made again from its cells."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnbench.cli import common
+
+
+class Format(StrEnum):
+    md = "md"
+    csv = "csv"
+    tex = "tex"
+    json = "json"
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder: it holds grid.json and cells/.")],
+    format: Annotated[Format | None, typer.Option("--format", help="Print this instead of a table.")] = None,
+    as_json: common.Json = False,
+    save: Annotated[
+        Path | None,
+        typer.Option("--save", help="Copy the run folder, checkpoints aside, to a folder of its name in this one."),
+    ] = None,
+) -> None:
+    """Make results.json, .csv, .md and .tex of a run folder again from its cells, and print the table.
+
+    Example: attnbench report runs/demo --format md
+
+    Example: attnbench report runs/demo --save experiments/smoke/results
+    """
+    from attnbench.core.errors import SpecError
+    from attnbench.report import table
+    from attnbench.report.save import save as copy
+
+    if as_json and format not in (None, Format.json):
+        raise SpecError(f"--json and --format {format} exclude each other; give one of them")
+    log = logging.getLogger("attnbench")
+    try:
+        table.write_results(folder)
+    except OSError as error:  # a folder that is only to be read still has a table
+        log.warning("%s: results.* could not be written there (%s)", folder, error.strerror or error)
+    if as_json or format is not None:
+        sys.stdout.write(table.render(folder, "json" if as_json or format is None else format.value))
+    else:
+        table.render_terminal(folder, common.console())
+    if save is not None:
+        log.info("saved to %s", copy(folder, save))

@@ -1,0 +1,62 @@
+"""One process at a time: a lock file that the system frees when its holder dies, however it dies."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+class LockedError(Exception):
+    """Another process holds the lock; the message says which."""
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold `path` for the length of the block. Raises LockedError at once when another process holds it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        file = path.open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip()
+            file.close()
+            raise LockedError(f"{path} is held by {holder or 'another process'}") from None
+        if _is(file.fileno(), path):
+            break
+        file.close()  # the last holder removed the file between our open and our lock
+    try:
+        file.truncate(0)
+        file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "started": time.time()}))
+        file.flush()
+        yield
+    finally:
+        with suppress(FileNotFoundError):
+            path.unlink()
+        file.close()
+
+
+def is_locked(path: Path) -> bool:
+    """True while a living process holds the lock."""
+    try:
+        with path.open("r") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+
+
+def _is(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False

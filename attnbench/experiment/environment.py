@@ -1,0 +1,61 @@
+"""What a result was made with: commit, versions, device, threads."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import attnbench
+
+_PACKAGES = ("torch", "numpy", "tokenizers", "sacrebleu", "sacremoses", "safetensors", "pydantic")
+
+
+def git_state() -> tuple[str, bool]:
+    """(commit, dirty) of the checkout this package runs from; ("", False) where it is no checkout."""
+    here = Path(attnbench.__file__).resolve().parent
+    try:
+        top = Path(_git(here, "rev-parse", "--show-toplevel"))
+        if top != here.parent:
+            return "", False  # installed somewhere below another project's checkout
+        return _git(here, "rev-parse", "HEAD"), bool(_git(here, "status", "--porcelain", "--", "attnbench"))
+    except (OSError, subprocess.SubprocessError):
+        return "", False
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=20
+    )
+    return done.stdout.strip()
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """env.json of a run. Names no user and no path."""
+    commit, dirty = git_state()
+    return {
+        "attnbench": attnbench.__version__,
+        "commit": commit,
+        "dirty": dirty,
+        "python": sys.version.split()[0],
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "threads": torch.get_num_threads(),
+        "packages": {name: metadata.version(name) for name in _PACKAGES},
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor()

@@ -1,0 +1,245 @@
+"""From a YAML text to cells: overrides applied, axes merged, every cell validated at its own lines."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from attnbench.core.errors import SpecError
+from attnbench.core.files import YamlPath, parse_yaml
+from attnbench.core.spec import spec_error, unknown
+from attnbench.experiment.spec import CellSpec, ExperimentSpec, Header, TableSpec
+
+Raw = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run to make. axes: path -> label. row: what tables may group by. label: the axes' labels, joined."""
+
+    label: str
+    seed: int
+    axes: Mapping[str, str | int | float | bool | None]
+    spec: CellSpec
+    digest: str
+
+    @property
+    def folder(self) -> str:
+        slug = re.sub(r"[^A-Za-z0-9.]+", "-", self.label).strip("-") or "run"
+        return f"{slug[:60]}-s{self.seed}-{self.digest[:8]}"
+
+    def entry(self) -> dict[str, Any]:
+        """Its line in grid.json."""
+        row = {"label": self.label, **self.axes}
+        return {
+            "label": self.label, "digest": self.digest, "folder": self.folder, "seed": self.seed,
+            "axes": dict(self.axes), "row": row,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Document:
+    """A spec as read: its raw mapping with overrides applied, the line of each path, and the file it came from."""
+
+    raw: Raw
+    lines: Mapping[YamlPath, int]
+    source: str
+    path: Path | None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A validated grid of cells. raw: the document it came from."""
+
+    name: str
+    table: TableSpec
+    cells: tuple[Cell, ...]
+    document: Document
+
+    @property
+    def title(self) -> str:
+        return self.name.rsplit("/", 1)[-1]
+
+
+def read_document(path: Path, overrides: Sequence[str] = ()) -> Document:
+    """Read a YAML file and apply `key.path=value` overrides (values parsed as YAML).
+
+    Raises SpecError when the file cannot be read, is no mapping, or an override is not of that form.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SpecError(f"{path}: there is no such file; `attnbench list specs` shows the packaged specs") from None
+    except IsADirectoryError:
+        raise SpecError(f"{path}: this is a folder; name a YAML file in it") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: cannot be read as UTF-8 text ({error})") from None
+    raw, lines = parse_yaml(text, str(path))
+    if not isinstance(raw, dict):
+        raise SpecError(f"{path}: a spec is a mapping with the keys {', '.join(ExperimentSpec.model_fields)}")
+    document = Document(raw, lines, str(path), path)
+    for override in overrides:
+        document = override_document(document, override)
+    return document
+
+
+def override_document(document: Document, override: str) -> Document:
+    """The document with one `key.path=value` laid over it."""
+    name, equals, text = override.partition("=")
+    if not equals or not name.strip():
+        raise SpecError(f"--set {override}: write it as key.path=value, like --set train.max_steps=500")
+    value, _ = parse_yaml(text, f"--set {override}")
+    raw = copy.deepcopy(document.raw)
+    try:
+        place(raw, name.strip(), value, merge=False)
+    except ValueError as error:
+        raise SpecError(f"--set {override}: {error}") from None
+    path = tuple(name.strip().split("."))
+    lines = {at: line for at, line in document.lines.items() if at[: len(path)] != path}
+    return Document(raw, lines, document.source, document.path)
+
+
+def place(raw: Raw, dotted: str, value: Any, *, merge: bool) -> None:
+    """Set the node that `dotted` names; a mapping is merged into a mapping when `merge` is set."""
+    *parents, last = dotted.split(".")
+    node: Any = raw
+    for name in parents:
+        child = node.get(name)
+        if child is None:
+            child = node[name] = {}
+        elif isinstance(child, str):
+            child = node[name] = {"kind": child}  # a bare name is a mapping with that kind
+        if not isinstance(child, dict):
+            raise ValueError(f"'{name}' in '{dotted}' is {child!r}, not a mapping")
+        node = child
+    present = node.get(last)
+    if merge and isinstance(value, Mapping):
+        if isinstance(present, str):
+            present = {"kind": present}
+        if isinstance(present, Mapping) and value.get("kind", present.get("kind")) == present.get("kind"):
+            node[last] = _merged(present, value)
+            return
+    node[last] = copy.deepcopy(value)
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Raw:
+    result = copy.deepcopy(dict(below))
+    for key, value in above.items():
+        here = result.get(key)
+        if isinstance(here, Mapping) and isinstance(value, Mapping) and value.get("kind") in (None, here.get("kind")):
+            result[key] = _merged(here, value)
+        else:
+            result[key] = copy.deepcopy(value)
+    return result
+
+
+def expand(document: Document, *, seeds: Sequence[int] = ()) -> Experiment:
+    """Every cell of the document's grid, in the order written, each validated.
+
+    seeds: take the place of the grid's own. Raises SpecError that names file, line and path of each fault.
+    """
+    raw = document.raw
+    known = list(ExperimentSpec.model_fields)
+    for key in raw:
+        if key not in known:
+            line = document.lines.get((key,))
+            place_ = f"{document.source}:{line}" if line else document.source
+            raise SpecError(f"{place_}: {key}: {unknown('key', str(key), known)}")
+    try:
+        header = Header.model_validate({key: value for key, value in raw.items() if key in Header.model_fields})
+    except ValidationError as error:
+        raise spec_error(error, document.source, document.lines) from None
+    base = {key: value for key, value in raw.items() if key in CellSpec.model_fields}
+    axes = [(path, list(enumerate(values))) for path, values in header.grid.axes.items()]
+    chosen = list(seeds) or header.grid.seeds or [None]
+    cells: list[Cell] = []
+    for combination in itertools.product(*(values for _, values in axes)):
+        picks = [(path, index, value) for (path, _), (index, value) in zip(axes, combination, strict=True)]
+        for seed in chosen:
+            cells.append(_cell(base, picks, seed, document))
+    twins: dict[str, Cell] = {}
+    for cell in cells:
+        twin = twins.setdefault(cell.digest, cell)
+        if twin.label == cell.label and twin is not cell:
+            raise SpecError(f"{document.source}: grid: two cells are the same run: '{cell.label}', seed {cell.seed}")
+    return Experiment(header.name, header.table, tuple(cells), document)
+
+
+def _cell(base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None, document: Document) -> Cell:
+    raw = copy.deepcopy(base)
+    lines = dict(document.lines)
+    axes: dict[str, str | int | float | bool | None] = {}
+    labels = []
+    for path, index, value in picks:
+        named, label = _label(value)
+        content = {key: item for key, item in value.items() if key != "label"} if isinstance(value, Mapping) else value
+        try:
+            place(raw, path, content, merge=True)
+        except ValueError as error:
+            raise SpecError(f"{document.source}: grid.axes: {error}") from None
+        _move_lines(lines, ("grid", "axes", path, index), tuple(path.split(".")))
+        axes[path] = label
+        labels.append(str(label) if named else f"{path.rsplit('.', 1)[-1]}-{label}")
+    if seed is not None:
+        raw["seed"] = seed
+    try:
+        spec = CellSpec.model_validate(raw)
+    except ValidationError as error:
+        raise spec_error(error, document.source, lines) from None
+    return Cell(" ".join(labels) or "run", spec.seed, axes, spec, spec.digest())
+
+
+def _label(value: Any) -> tuple[bool, str | int | float | bool | None]:
+    """(does the label speak for itself, the label) of an axis entry."""
+    if isinstance(value, Mapping):
+        if "label" in value:
+            return True, str(value["label"])
+        return True, "-".join(_words(value))
+    if isinstance(value, str):
+        return value != "inf", value
+    if isinstance(value, float) and value == float("inf"):
+        return False, "inf"
+    if isinstance(value, list):
+        return False, ",".join(map(str, value))
+    return False, value
+
+
+def _words(value: Mapping[str, Any]) -> list[str]:
+    words = []
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            words += _words(item)
+        else:
+            words.append(str(item) if key == "kind" or isinstance(item, str) else f"{key}-{item}")
+    return words
+
+
+def _move_lines(lines: dict[YamlPath, int], entry: YamlPath, target: YamlPath) -> None:
+    """Faults in what an axis entry set are told at the entry's lines."""
+    for at, line in list(lines.items()):
+        if at[: len(entry)] == entry:
+            lines[(*target, *at[len(entry) :])] = line
+
+
+def only(experiment: Experiment, label: str | None) -> Experiment:
+    """The experiment with the cells called `label`; None will do where all cells have one label.
+
+    Raises SpecError that lists the labels.
+    """
+    labels = list(dict.fromkeys(cell.label for cell in experiment.cells))
+    if label is None and len(labels) > 1:
+        raise SpecError(
+            f"{experiment.document.source}: this grid has {len(labels)} cells; choose one with --cell "
+            f"({', '.join(labels)}), or run them all with `attnbench ablate`"
+        )
+    if label is not None and label not in labels:
+        raise SpecError(f"--cell {label}: {unknown('cell', label, labels)}")
+    cells = tuple(cell for cell in experiment.cells if label in (None, cell.label))
+    return Experiment(experiment.name, experiment.table, cells, experiment.document)

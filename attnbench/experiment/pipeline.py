@@ -1,0 +1,196 @@
+"""One cell from its spec to its result: data, model, training, the chosen weights, search, scores."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnbench.core.errors import AttnbenchError, DataError
+from attnbench.core.files import read_jsonl
+from attnbench.core.seeding import derive, seed_everything
+from attnbench.experiment.environment import environment
+from attnbench.experiment.grid import Cell
+from attnbench.experiment.run import Run
+from attnbench.experiment.spec import CellSpec
+from attnbench.search.greedy import GreedySpec
+from attnbench.tasks.base import Metrics
+from attnbench.train.loop import Outcome, train
+from attnbench.train.runtime import Runtime, choose_device, keep_freed_memory, use_threads
+from attnbench.train.spec import TrainSpec
+from attnbench.train.state import checkpoint_steps, load_average, load_weights, weights_path
+
+EVAL_TOKENS = 4096
+"""Padded tokens a side of an evaluation batch."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and with what a cell runs. seeds and specs are the cell's own business."""
+
+    cache: Path
+    device: str | None = None
+    threads: int = 1
+
+
+Listener = Callable[[Mapping[str, Any]], None]
+
+
+class Teller:
+    """A run that also tells a listener every line of its log."""
+
+    def __init__(self, run: Run, listen: Listener) -> None:
+        self.checkpoints = run.checkpoints
+        self._run = run
+        self._listen = listen
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        self._run.log(record)
+        self._listen(record)
+
+    def rewind(self, step: int) -> None:
+        self._run.rewind(step)
+
+
+def build_model(spec: CellSpec) -> torch.nn.Module:
+    """The cell's model with the weights that its seed gives."""
+    seed_everything(derive(spec.seed, "model"))
+    return spec.model.build(spec.task.model_sizes())
+
+
+def count_parameters(spec: CellSpec) -> int:
+    """Parameters of the cell's model, shared ones once; no memory is taken."""
+    with torch.device("meta"):
+        model = spec.model.build(spec.task.model_sizes())
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, Any]:
+    """Train (or go on training) the cell, evaluate it, and write its result; returns the result.
+
+    Raises DataError when the prepared data are absent, AttnbenchError when training diverged before a checkpoint.
+    """
+    started = time.perf_counter()
+    spec = cell.spec
+    device = choose_device(place.device)
+    use_threads(place.threads)
+    keep_freed_memory()
+    runtime = Runtime(device, spec.train.precision)
+    at = spec.task.data_path(place.cache)
+    if not (at / "manifest.json").is_file():
+        raise DataError(f"the data are not prepared ({at}); run `attnbench prepare` on this spec first")
+    data, task = spec.task.open(at), spec.task.bind()
+    model = build_model(spec).to(device)
+    run.environment(environment(device))
+    seed_everything(derive(spec.seed, "train"))
+    validator = GreedySpec().build() if spec.train.validate_bleu else None
+    width = getattr(spec.model, "width", 1)
+    outcome = train(
+        task, model, data, spec.train,
+        seed=spec.seed, width=width, recorder=Teller(run, listen), runtime=runtime, validator=validator,
+    )  # fmt: skip
+    steps = choose_weights(model, run.checkpoints, outcome, spec.train)
+    listen({"event": f"{outcome.outcome}; evaluating {_weights_name(steps)}"})
+    model.eval()
+    parts = evaluate(task, model, data, spec, run)
+    result = _result(cell, outcome, parts, run, at, steps)
+    result["metrics"]["params"] = sum(parameter.numel() for parameter in model.parameters())
+    result["total_seconds"] = time.perf_counter() - started
+    run.finish(result)
+    return result
+
+
+def choose_weights(model: torch.nn.Module, checkpoints: Path, outcome: Outcome, spec: TrainSpec) -> list[int]:
+    """Load the weights to evaluate: the mean of the last n validations, or the best one's. Returns their steps."""
+    steps = checkpoint_steps(checkpoints)
+    if spec.average > 1 and not outcome.diverged:
+        chosen = steps[-spec.average :]
+        load_average(model, checkpoints, chosen)
+        return chosen
+    best = outcome.state.best_step
+    if best not in steps:
+        raise AttnbenchError(f"{checkpoints}: the best checkpoint, step {best}, is gone; run the cell with --fresh")
+    load_weights(model, weights_path(checkpoints, best))
+    return [best]
+
+
+def _weights_name(steps: list[int]) -> str:
+    return f"step {steps[0]}" if len(steps) == 1 else f"the mean of {len(steps)} checkpoints up to step {steps[-1]}"
+
+
+def evaluate(
+    task: Any, model: torch.nn.Module, data: Any, spec: CellSpec, run: Run, splits: Iterable[str] = ("valid", "test")
+) -> dict[str, Metrics]:
+    """Scores of each split, and under `attention` what attention did on the validation split. Always float32."""
+    searcher = spec.search.build()
+    parts: dict[str, Metrics] = {}
+    for split in splits:
+        parts[split] = task.evaluate(model, data, split, searcher, EVAL_TOKENS)
+        for ending, lines in parts[split].outputs.items():
+            run.output(f"{split}.{ending}", lines)
+    with torch.no_grad():
+        values = task.validate(model, data, "valid", EVAL_TOKENS)
+    if "valid" in parts:
+        parts["valid"].values.update(values)
+    parts["attention"] = task.inspect(model, data, "valid", EVAL_TOKENS)
+    return parts
+
+
+def _result(
+    cell: Cell, outcome: Outcome, parts: Mapping[str, Metrics], run: Run, data: Path, steps: list[int]
+) -> dict[str, Any]:
+    metrics: dict[str, float] = {}
+    signatures: dict[str, str] = {}
+    samples: dict[str, int] = {}
+    for split, part in parts.items():
+        prefix = "" if split == "attention" else f"{split}/"
+        metrics |= {prefix + name: value for name, value in part.values.items() if math.isfinite(value)}
+        signatures |= {prefix + name: text for name, text in part.signatures.items()}
+        samples |= {prefix + name: count for name, count in part.samples.items()}
+    state = outcome.state
+    if "test/decode_tokens_per_s" in metrics:
+        metrics["decode/tokens_per_s"] = metrics.pop("test/decode_tokens_per_s")
+    metrics |= {
+        "train/steps": state.step,
+        "train/tokens": state.tokens,
+        "train/seconds": state.seconds,
+        "train/tokens_per_s": _median_speed(run),
+        "best/step": state.best_step,
+    }
+    environment_ = _environment(run)
+    return {
+        "schema_version": 1,
+        "status": "done",
+        "digest": cell.digest,
+        "label": cell.label,
+        "seed": cell.seed,
+        "outcome": outcome.outcome,
+        "weights": steps,
+        "metrics": metrics,
+        "signatures": signatures,
+        "samples": samples,
+        "data": {
+            "folder": f"{data.parent.name}/{data.name}",
+            "manifest_sha256": hashlib.sha256((data / "manifest.json").read_bytes()).hexdigest(),
+        },
+        "commit": environment_.get("commit", ""),
+        "dirty": environment_.get("dirty", False),
+    }
+
+
+def _environment(run: Run) -> dict[str, Any]:
+    return json.loads((run.folder / "env.json").read_text(encoding="utf-8"))
+
+
+def _median_speed(run: Run) -> float:
+    """Median over the log's windows: a pause of the machine spoils one window, not the figure."""
+    lines = read_jsonl(run.folder / "metrics.jsonl")
+    speeds = sorted(line["train/tokens_per_s"] for line in lines if "train/tokens_per_s" in line)
+    return speeds[len(speeds) // 2] if speeds else 0.0

@@ -1,0 +1,142 @@
+"""One command over one grid: data made ready, finished cells found, the rest run, every outcome kept."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnbench.core.files import dump_yaml
+from attnbench.experiment.executor import Outcome, choose_executor
+from attnbench.experiment.grid import Cell, Document, Experiment, expand, override_document, read_document
+from attnbench.experiment.pipeline import Listener, Place, count_parameters
+from attnbench.experiment.progress import plain_listener
+from attnbench.experiment.run import adopt, is_done, write_grid
+from attnbench.tasks.translation import TranslationSpec
+
+log = logging.getLogger("attnbench")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line says of where and how; nothing here changes a number in a table but speeds.
+
+    source: a folder to prepare data from. fresh: forget what unfinished and finished cells left.
+    """
+
+    runs: Path
+    cache: Path
+    jobs: int = 1
+    device: str | None = None
+    fresh: bool = False
+    source: Path | None = None
+    offline: bool = False
+
+
+def root_of(experiment: Experiment, settings: Settings) -> Path:
+    return settings.runs / experiment.name
+
+
+def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterator[Outcome]:
+    """Run every cell that is not done, here or among committed results; yields the outcome of each as it ends."""
+    root = root_of(experiment, settings)
+    pending = list(_distinct(experiment.cells))
+    if not settings.fresh:
+        done = [cell for cell in pending if _found(root, cell, experiment, settings)]
+        pending = [cell for cell in pending if cell not in done]
+        if done:
+            log.info("%d of %d cells are done already", len(done), len(done) + len(pending))
+    prepare_data(pending, settings)
+    write_grid(root, experiment, command)
+    executor = choose_executor(
+        root, Place(settings.cache, settings.device), jobs=min(settings.jobs, max(1, len(pending))),
+        fresh=settings.fresh, listen=_listener,
+    )  # fmt: skip
+    yield from executor.map(pending)
+
+
+def _listener(cell: Cell) -> Listener:
+    return plain_listener(cell.label, cell.seed)
+
+
+def _distinct(cells: Sequence[Cell]) -> Iterator[Cell]:
+    seen: set[str] = set()
+    for cell in cells:
+        if cell.folder not in seen:
+            seen.add(cell.folder)
+            yield cell
+
+
+def _found(root: Path, cell: Cell, experiment: Experiment, settings: Settings) -> bool:
+    if is_done(root, cell):
+        return True
+    elsewhere = [settings.runs]
+    if experiment.document.path is not None:
+        elsewhere.insert(0, experiment.document.path.parent / "results")
+    origin = adopt(root, cell, [place for place in elsewhere if place.is_dir()])
+    if origin is not None:
+        log.info("[%s, seed %d] taken from %s", cell.label, cell.seed, origin)
+    return origin is not None
+
+
+def prepare_data(cells: Sequence[Cell], settings: Settings) -> None:
+    """Prepare the data of every cell once. Raises DataError where they cannot be had."""
+    ready: set[Path] = set()
+    for cell in cells:
+        at = cell.spec.task.data_path(settings.cache)
+        if at not in ready:
+            cell.spec.task.prepare(settings.cache, settings.source, settings.offline)
+            ready.add(at)
+
+
+def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
+    """What a run would do: the resolved spec, the cells, parameters, whether the data are there. Writes nothing."""
+    counted: dict[str, int] = {}
+    cells = []
+    for cell in experiment.cells:
+        key = dump_yaml([cell.spec.model.dump(), list(cell.spec.task.model_sizes())])
+        if key not in counted:
+            counted[key] = count_parameters(cell.spec)
+        cells.append(
+            {
+                **cell.entry(),
+                "parameters": counted[key],
+                "done": is_done(root_of(experiment, settings), cell),
+                "data": str(cell.spec.task.data_path(settings.cache)),
+                "data_ready": (cell.spec.task.data_path(settings.cache) / "manifest.json").is_file(),
+            }
+        )
+    return {
+        "name": experiment.name,
+        "folder": str(root_of(experiment, settings)),
+        "cells": cells,
+        "spec": experiment.cells[0].spec.dump(),
+        "table": experiment.table.dump(),
+    }
+
+
+def prepare_named(what: str, overrides: Sequence[str], settings: Settings) -> list[dict[str, Any]]:
+    """Prepare a corpus by its name, or every corpus a spec's cells use; returns folder and counts of each.
+
+    Raises SpecError for an unknown name or a bad spec, DataError where the data cannot be had.
+    """
+    if what.endswith((".yaml", ".yml")) or Path(what).is_file():
+        cells = expand(read_document(Path(what), overrides)).cells
+    else:
+        raw = {"name": "prepare", "task": {"kind": "translation", "dataset": {"kind": what}}}
+        document = Document(raw, {}, f"prepare {what}", None)
+        for override in overrides:
+            name = override.partition("=")[0].split(".")[0]
+            inner = "task." if name in TranslationSpec.model_fields else "task.dataset."
+            document = override_document(document, inner + override)
+        cells = expand(document).cells
+    prepare_data(cells, settings)
+    folders = dict.fromkeys(cell.spec.task.data_path(settings.cache) for cell in cells)
+    return [{"path": str(folder), "splits": _splits(folder)} for folder in folders]
+
+
+def _splits(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["splits"]

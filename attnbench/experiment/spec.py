@@ -1,0 +1,136 @@
+"""What one YAML file can say: the cell that is run, the grid of its variations, the table they end in."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from attnbench.core.spec import Spec, unknown
+from attnbench.models.base import ModelField
+from attnbench.models.transformer import TransformerSpec
+from attnbench.search.base import SearchField
+from attnbench.search.beam import BeamSpec
+from attnbench.tasks.base import TaskField
+from attnbench.train.spec import TrainSpec
+
+
+class CellSpec(Spec):
+    """Everything that decides the numbers of one run. Its digest names the run folder."""
+
+    task: TaskField
+    """The data and how outputs are scored."""
+    model: ModelField = Field(default_factory=TransformerSpec)
+    """The model and its attention."""
+    train: TrainSpec = Field(default_factory=TrainSpec)
+    """Training."""
+    search: SearchField = Field(default_factory=BeamSpec)
+    """Decoding of the validation and test sets at the end."""
+    seed: int = Field(default=1, ge=0)
+    """Seed of weights, dropout and the order of batches."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        sizes = self.task.model_sizes()
+        if getattr(self.model, "tie", None) == "all" and not sizes.joint:
+            raise ValueError(
+                "model.tie 'all' shares one table between both sides, and task.tokenizer keeps two vocabularies; "
+                "set task.tokenizer.joint: true or model.tie: decoder"
+            )
+        if self.train.select == "bleu" and not self.train.validate_bleu:
+            raise ValueError("train.select 'bleu' needs train.validate_bleu: true")
+        return self
+
+
+class GridSpec(Spec):
+    """Variations of the cell: every combination of the axes, with every seed."""
+
+    seeds: list[int] = Field(default_factory=list)
+    """The same seeds in every cell, so that cells are paired. Left out: the cell's own seed."""
+    axes: dict[str, list[Any]] = Field(default_factory=dict)
+    """Dotted path -> the values it takes in turn. A mapping is merged into the node it names, `label` aside."""
+
+    @field_validator("seeds")
+    @classmethod
+    def _distinct(cls, seeds: list[int]) -> list[int]:
+        if len(set(seeds)) != len(seeds) or any(seed < 0 for seed in seeds):
+            raise ValueError(f"seeds are different whole numbers from 0 on, not {seeds}")
+        return seeds
+
+    @field_validator("axes")
+    @classmethod
+    def _filled(cls, axes: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        for path, values in axes.items():
+            if not values:
+                raise ValueError(f"the axis '{path}' has no values")
+            head = path.split(".")[0]
+            if head not in CellSpec.model_fields:
+                raise ValueError(f"axis '{path}': {unknown('key', head, list(CellSpec.model_fields))}")
+            if path == "seed":
+                raise ValueError("seeds are no axis; list them under grid.seeds")
+        return axes
+
+
+class CompareSpec(Spec):
+    """Which of the paper's numbers stand beside ours."""
+
+    file: str
+    """YAML file with the paper's numbers, beside the spec or one of its parents."""
+    where: dict[str, str | int] = Field(default_factory=dict)
+    """Fields that a row of the file must have: table, dataset, metric, ..."""
+    map: dict[str, str | int] = Field(default_factory=dict)
+    """Our row label -> the paper's system (or its k)."""
+
+
+class TableSpec(Spec):
+    """How the cells become a table."""
+
+    rows: str = "label"
+    """`label`, or the axis whose values are the rows (its last name will do)."""
+    cols: str | None = None
+    """The axis whose values are the columns; left out: one line a row, one column a metric."""
+    value: str | list[str] = "test/bleu"
+    """The metric of the cells, the first one where several are named."""
+    reduce: Literal["mean_std", "mean", "max"] = "mean_std"
+    """How seeds become one number."""
+    compare: CompareSpec | None = None
+    """The paper's own numbers."""
+    extra: list[str] = Field(default_factory=list)
+    """More metrics, one column each."""
+
+
+class ExperimentSpec(CellSpec):
+    """One experiment: one YAML file."""
+
+    name: str
+    """Names the run folder: runs/<name>/. Letters, digits, `.`, `_`, `-`, and `/` between parts."""
+    grid: GridSpec = Field(default_factory=GridSpec)
+    """The variations."""
+    table: TableSpec = Field(default_factory=TableSpec)
+    """What is printed."""
+
+    @field_validator("name")
+    @classmethod
+    def _folder(cls, name: str) -> str:
+        return check_name(name)
+
+
+class Header(Spec):
+    """The part of an experiment that no cell sees."""
+
+    name: str
+    grid: GridSpec = Field(default_factory=GridSpec)
+    table: TableSpec = Field(default_factory=TableSpec)
+
+    @field_validator("name")
+    @classmethod
+    def _folder(cls, name: str) -> str:
+        return check_name(name)
+
+
+def check_name(name: str) -> str:
+    """`name` if it can name a folder below runs/; raises ValueError otherwise."""
+    if not all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", part) for part in name.split("/")):
+        raise ValueError(f"'{name}' cannot name a folder: use letters, digits, '.', '_', '-' and '/' between parts")
+    return name

@@ -1,0 +1,88 @@
+"""What training and experiments see of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
+
+from torch import Tensor
+
+from attnbench.core.registry import Family, Registry
+from attnbench.core.spec import Spec
+from attnbench.models.base import Sizes
+from attnbench.search.base import Searcher
+
+
+class Loss(NamedTuple):
+    """Sums over the batch in nats: total is differentiated, nll (no smoothing) is for reading."""
+
+    total: Tensor
+    nll: Tensor
+
+
+class Metrics(NamedTuple):
+    """Named numbers, the signature of each score that has one, what they were measured on, and the lines decoded.
+
+    outputs: lines in the order of the split, under the ending of the file they belong in ("txt", "ref.txt").
+    """
+
+    values: dict[str, float]
+    signatures: dict[str, str]
+    samples: dict[str, int]
+    outputs: Mapping[str, list[str]]
+
+
+class Task(Protocol):
+    """A task that is bound to its spec. Data is whatever open() returns."""
+
+    def count(self, batch: Any) -> int:
+        """Target tokens of a batch, EOS included, padding not."""
+        ...
+
+    def loss(self, model: Any, batch: Any, smoothing: float) -> Loss:
+        """The summed loss of one batch, on the model's device."""
+        ...
+
+    def validate(self, model: Any, data: Any, split: str, tokens: int) -> dict[str, float]:
+        """loss and ppl of a split by teacher forcing."""
+        ...
+
+    def evaluate(self, model: Any, data: Any, split: str, searcher: Searcher, tokens: int) -> Metrics:
+        """Decode a split and score it."""
+        ...
+
+    def inspect(self, model: Any, data: Any, split: str, tokens: int) -> Metrics:
+        """What attention did on a fixed sample of a split: attended positions and entropy of each site."""
+        ...
+
+
+class TaskSpec(Spec):
+    """The fields of one task in YAML."""
+
+    kind: str
+    primary: ClassVar[str]
+    """The metric that tables show first."""
+
+    def model_sizes(self) -> Sizes:
+        """What the data fixes about a model; known without the data."""
+        raise NotImplementedError
+
+    def bind(self) -> Task:
+        raise NotImplementedError
+
+    def data_path(self, cache: Path) -> Path:
+        """Where the prepared data stands or will stand."""
+        raise NotImplementedError
+
+    def prepare(self, cache: Path, source: Path | None, offline: bool) -> Path:
+        """Download, read `source`, or generate; then tokenise. Nothing is done where it was done before."""
+        raise NotImplementedError
+
+    def open(self, at: Path) -> Any:
+        """The data of a prepared folder."""
+        raise NotImplementedError
+
+
+tasks: Registry[TaskSpec] = Registry("task", TaskSpec, "attnbench.tasks")
+TaskField = Annotated[TaskSpec, Family(lambda: tasks)]

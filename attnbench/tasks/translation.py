@@ -1,0 +1,138 @@
+"""Translation of sentences: smoothed cross-entropy, BLEU in the papers' convention and in sacrebleu's, chrF."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+
+from attnbench.data.base import BOS, EOS, PAD, Batch
+from attnbench.data.corpus import Data
+from attnbench.data.prepare import prepare, prepared_path
+from attnbench.data.recipe import Recipe
+from attnbench.metrics.bleu import BleuKind, corpus_bleu, corpus_chrf
+from attnbench.metrics.likelihood import perplexity
+from attnbench.metrics.sparsity import SiteSparsity
+from attnbench.models.base import Seq2SeqModel, Sizes, Source
+from attnbench.search.base import Limits, Searcher
+from attnbench.tasks.base import Loss, Metrics, TaskSpec, tasks
+from attnbench.tasks.loss import smoothed_cross_entropy
+
+SAMPLE = 256
+"""Sentences of a split on which attention is measured: the first ones."""
+
+
+@tasks.register
+class TranslationSpec(Recipe, TaskSpec):
+    """Sentence translation on a parallel corpus; every field but the scores is part of the data's recipe."""
+
+    kind: Literal["translation"] = "translation"
+    bleu: BleuKind = "tok_lc"
+    """The score called `bleu`, on tokenised text: lower-cased (`tok_lc`) or as it is (`tok`)."""
+    compound_split: bool = False
+    """Score `a-b` as `a ##AT##-##AT## b` on both sides, as the papers do on En-De."""
+    primary: ClassVar[str] = "test/bleu"
+
+    def data_recipe(self) -> Recipe:
+        """The part that decides what the prepared data look like."""
+        return Recipe.model_validate({name: getattr(self, name) for name in Recipe.model_fields})
+
+    def model_sizes(self) -> Sizes:
+        source, target, joint = self.sizes()
+        return Sizes(source, target, joint, PAD)
+
+    def bind(self) -> Translation:
+        return Translation(self)
+
+    def data_path(self, cache: Path) -> Path:
+        return prepared_path(self.data_recipe(), cache)
+
+    def prepare(self, cache: Path, source: Path | None, offline: bool) -> Path:
+        return prepare(self.data_recipe(), cache=cache, source=source, offline=offline)
+
+    def open(self, at: Path) -> Data:
+        return Data.open(at)
+
+
+class Translation:
+    """See TranslationSpec."""
+
+    def __init__(self, spec: TranslationSpec) -> None:
+        self.spec = spec
+        self.limits = Limits(bos=BOS, eos=EOS, pad=PAD)
+
+    def count(self, batch: Batch) -> int:
+        return int(batch.target_valid.sum())
+
+    def loss(self, model: Seq2SeqModel, batch: Batch, smoothing: float) -> Loss:
+        memory = model.encode(Source(batch.source, batch.source_valid))
+        hidden = model.decode(memory, batch.target_in).hidden
+        logits = model.logits(hidden[batch.target_valid])  # padding never reaches the vocabulary
+        return Loss(*smoothed_cross_entropy(logits, batch.target_out[batch.target_valid], smoothing))
+
+    @torch.no_grad()
+    def validate(self, model: Seq2SeqModel, data: Data, split: str, tokens: int) -> dict[str, float]:
+        device = next(model.parameters()).device
+        nats, count = 0.0, 0
+        for batch in data.eval_batches(split, tokens=tokens):
+            nats += self.loss(model, _to(batch, device), 0.0).nll.item()
+            count += self.count(batch)
+        return {"loss": nats / max(1, count), "ppl": perplexity(nats, count) or float("nan")}
+
+    @torch.no_grad()
+    def evaluate(self, model: Seq2SeqModel, data: Data, split: str, searcher: Searcher, tokens: int) -> Metrics:
+        device = next(model.parameters()).device
+        decoded: dict[int, list[int]] = {}
+        started = time.perf_counter()
+        for batch in data.eval_batches(split, tokens=tokens):
+            source = Source(batch.source.to(device), batch.source_valid.to(device))
+            found = searcher(model, source, self.limits)
+            decoded |= {line: best[0].tokens for line, best in zip(batch.index.tolist(), found, strict=True)}
+        seconds = time.perf_counter() - started
+        lines = [data.target_vocabulary.decode(decoded[line]) for line in range(len(decoded))]
+        metrics = self.score(data, split, lines)
+        produced = sum(len(tokens) + 1 for tokens in decoded.values())
+        metrics.values.update({"decode_seconds": seconds, "decode_tokens_per_s": produced / max(seconds, 1e-9)})
+        return metrics
+
+    def score(self, data: Data, split: str, lines: list[str]) -> Metrics:
+        """Scores of tokenised output lines, in the order of the split."""
+        pairs = data.split(split)
+        references = list(pairs.target)
+        plain, raw = data.detokenize(lines), list(pairs.references)
+        bleu = corpus_bleu(lines, references, self.spec.bleu, compound_split=self.spec.compound_split)
+        sacre = corpus_bleu(plain, raw, "13a_lc" if self.spec.lowercase else "13a")
+        chrf = corpus_chrf(plain, [line.lower() for line in raw] if self.spec.lowercase else raw)
+        scores = {"bleu": bleu, "bleu_13a": sacre, "chrf": chrf}
+        return Metrics(
+            {name: score.value for name, score in scores.items()},
+            {name: score.signature for name, score in scores.items()},
+            {"sentences": len(lines)},
+            {"txt": lines, "ref.txt": references, "detok.txt": plain},
+        )
+
+    @torch.no_grad()
+    def inspect(self, model: Seq2SeqModel, data: Data, split: str, tokens: int) -> Metrics:
+        device = next(model.parameters()).device
+        sites = SiteSparsity()
+        seen = 0
+        for whole in data.eval_batches(split, tokens=tokens):
+            chosen = whole.index < SAMPLE
+            if not chosen.any():
+                continue
+            batch = _to(Batch(*(tensor[chosen] for tensor in whole)), device)
+            seen += int(chosen.sum())
+            memory = model.encode(Source(batch.source, batch.source_valid), need_weights=True)
+            maps = model.decode(memory, batch.target_in, need_weights=True).maps or {}
+            for site, layers in maps.items():
+                queries = batch.source_valid if site == "encoder_self" else batch.target_valid
+                for weights in layers:
+                    sites.add(site, weights, queries)
+        values = {name: value for name, value in sites.numbers().items() if value is not None}
+        return Metrics(values, {}, {"attended": seen}, {})
+
+
+def _to(batch: Batch, device: torch.device) -> Batch:
+    return Batch(*(tensor.to(device) for tensor in batch))

@@ -1,0 +1,207 @@
+"""The training loop: batch -> loss -> update -> log -> validate -> keep the best."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from attnbench.core.errors import AttnbenchError
+from attnbench.core.tree import map_batch
+from attnbench.data.base import Cursor
+from attnbench.search.base import Searcher
+from attnbench.tasks.base import Task
+from attnbench.train.divergence import first_nonfinite
+from attnbench.train.optim import set_rate
+from attnbench.train.runtime import Runtime
+from attnbench.train.spec import TrainSpec
+from attnbench.train.state import TrainState, Window, checkpoint_steps, load_checkpoint, prune, save_checkpoint
+
+
+class Recorder(Protocol):
+    """Where a training leaves its log and its checkpoints."""
+
+    checkpoints: Path
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """One line of the log."""
+        ...
+
+    def rewind(self, step: int) -> None:
+        """Cut the lines of the log that lie past `step`."""
+        ...
+
+
+class Outcome(NamedTuple):
+    """How a training ended. outcome: one line for the table. diverged: a number stopped being one."""
+
+    state: TrainState
+    outcome: str
+    diverged: bool
+
+
+def train(
+    task: Task,
+    model: nn.Module,
+    data: Any,
+    spec: TrainSpec,
+    *,
+    seed: int,
+    width: int,
+    recorder: Recorder,
+    runtime: Runtime,
+    validator: Searcher | None = None,
+) -> Outcome:
+    """Train from the newest checkpoint, or from the start, to the end that the spec names.
+
+    Bit-equal on a processor however often it is cut off and called again: everything the next update depends on is
+    in the checkpoint. width: the model's D, which Noam's rule reads. validator: decodes at validations, if they do.
+    Raises AttnbenchError when training diverged before its first checkpoint.
+    """
+    optimizer = spec.optimizer.build(model.parameters())
+    state = TrainState()
+    done = checkpoint_steps(recorder.checkpoints)
+    if done:
+        state = load_checkpoint(recorder.checkpoints, done[-1], model, optimizer)
+    recorder.rewind(state.step)
+    ending = _ending(state, spec)
+    if ending:
+        return Outcome(state, ending, False)
+    stream = data.batches(seed, tokens=spec.batch_tokens, start=Cursor(*state.cursor))
+    model.train()
+    clock = time.perf_counter()
+    while True:
+        pairs = list(itertools.islice(stream, spec.accumulate))
+        batches = [map_batch(lambda tensor: tensor.to(runtime.device), batch) for _, batch in pairs]
+        step = state.step + 1
+        rate = spec.schedule.rate(step, width)
+        set_rate(optimizer, rate)
+        loss, nll, tokens = _accumulate(task, model, batches, spec.label_smoothing, runtime)
+        norm = _clip(model, spec.clip) if spec.clip or step % spec.log_every == 0 else None
+        if not math.isfinite(loss) or (norm is not None and not math.isfinite(norm)):
+            return _diverged(task, model, batches[-1], spec, runtime, state, recorder)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        state.step, state.cursor = step, tuple(pairs[-1][0])
+        state.tokens += tokens
+        seconds, clock = time.perf_counter() - clock, time.perf_counter()
+        state.seconds += seconds
+        window = state.window
+        window.loss += loss
+        window.nll += nll
+        window.tokens += tokens
+        window.seconds += seconds
+        if step % spec.log_every == 0:
+            recorder.log(_line(state, rate, norm, runtime))
+            state.window = Window()
+        ending = _ending(state, spec)
+        if step % spec.validate_every == 0 or ending:
+            recorder.log(_validate(task, model, data, spec, state, runtime, validator))
+            ending = _ending(state, spec)
+            save_checkpoint(recorder.checkpoints, model, optimizer, state)
+            _prune(recorder.checkpoints, state, spec)
+            clock = time.perf_counter()
+        if ending:
+            return Outcome(state, ending, False)
+
+
+def _accumulate(
+    task: Task, model: nn.Module, batches: list[Any], smoothing: float, runtime: Runtime
+) -> tuple[float, float, int]:
+    """Gradients of the mean loss over the tokens of every batch; (summed loss, summed nll, tokens)."""
+    tokens = sum(task.count(batch) for batch in batches)
+    totals: list[Tensor] = []
+    for batch in batches:
+        with runtime.autocast():
+            loss = task.loss(model, batch, smoothing)
+        (loss.total / tokens).backward()
+        totals.append(torch.stack([loss.total.detach(), loss.nll.detach()]))
+    total, nll = torch.stack(totals).sum(0).tolist()
+    return total, nll, tokens
+
+
+def _clip(model: nn.Module, limit: float) -> float:
+    """The norm of the gradient, which is scaled down to `limit` unless that is 0."""
+    return nn.utils.clip_grad_norm_(model.parameters(), limit or math.inf).item()
+
+
+def _line(state: TrainState, rate: float, norm: float | None, runtime: Runtime) -> dict[str, Any]:
+    window = state.window
+    nll = window.nll / max(1, window.tokens)
+    return {
+        "step": state.step,
+        "epoch": state.cursor[0],
+        "elapsed_s": round(state.seconds, 3),
+        "train/loss": window.loss / max(1, window.tokens),
+        "train/nll": nll,
+        "train/ppl": math.exp(min(nll, 700.0)),
+        "train/lr": rate,
+        "train/grad_norm": norm,
+        "train/tokens": state.tokens,
+        "train/tokens_per_s": window.tokens / max(window.seconds, 1e-9),
+        "train/max_mem_mb": runtime.peak_memory_mb(),
+    }
+
+
+def _validate(
+    task: Task,
+    model: nn.Module,
+    data: Any,
+    spec: TrainSpec,
+    state: TrainState,
+    runtime: Runtime,
+    validator: Searcher | None,
+) -> dict[str, Any]:
+    """Score the validation split, note a new best in `state`, and return the line of the log."""
+    started = time.perf_counter()
+    model.eval()
+    with torch.no_grad(), runtime.autocast():
+        values = task.validate(model, data, "valid", spec.batch_tokens)
+        if validator is not None:
+            values["bleu"] = task.evaluate(model, data, "valid", validator, spec.batch_tokens).values["bleu"]
+    model.train()
+    value = -values["loss"] if spec.select == "loss" else values["bleu"]
+    if math.isfinite(value) and (state.best is None or value > state.best):
+        state.best, state.best_step, state.stale = value, state.step, 0
+    else:
+        state.stale += 1
+    line: dict[str, Any] = {"step": state.step, "epoch": state.cursor[0], "elapsed_s": round(state.seconds, 3)}
+    line |= {f"valid/{name}": number for name, number in values.items()}
+    line["valid/seconds"] = time.perf_counter() - started
+    return line
+
+
+def _ending(state: TrainState, spec: TrainSpec) -> str | None:
+    if state.step >= spec.max_steps:
+        return f"finished at step {state.step}"
+    if spec.max_epochs is not None and state.cursor[0] >= spec.max_epochs:
+        return f"finished after {spec.max_epochs} epochs, at step {state.step}"
+    if spec.patience is not None and state.stale >= spec.patience:
+        return f"stopped early at step {state.step}: no better for {state.stale} validations"
+    return None
+
+
+def _prune(folder: Path, state: TrainState, spec: TrainSpec) -> None:
+    steps = checkpoint_steps(folder)
+    prune(folder, {*steps[-max(2, spec.average) :], state.best_step, state.step})
+
+
+def _diverged(
+    task: Task, model: nn.Module, batch: Any, spec: TrainSpec, runtime: Runtime, state: TrainState, recorder: Recorder
+) -> Outcome:
+    def forward() -> None:
+        with runtime.autocast():
+            task.loss(model, batch, spec.label_smoothing)
+
+    place = first_nonfinite(model, forward)
+    outcome = f"diverged at step {state.step + 1}: {place} is not finite"
+    recorder.log({"step": state.step + 1, "event": outcome})
+    if not state.best_step:
+        raise AttnbenchError(f"{outcome}, before any checkpoint; lower the learning rate, clip, or use fp32")
+    return Outcome(state, outcome, True)

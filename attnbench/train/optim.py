@@ -1,0 +1,132 @@
+"""Optimisers and learning-rate schedules, each a small spec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, field_validator
+from torch import nn
+
+from attnbench.core.registry import Family, Registry
+from attnbench.core.spec import Spec
+
+
+class OptimizerSpec(Spec):
+    """The fields of one optimiser in YAML, and how to build it."""
+
+    kind: str
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """An optimiser with learning rate 0: the schedule sets it before each step."""
+        raise NotImplementedError
+
+
+class ScheduleSpec(Spec):
+    """Learning rate as a function of the update, counted from 1."""
+
+    kind: str
+
+    def rate(self, step: int, width: int) -> float:
+        """The learning rate of update `step`; width: the model's D, which Noam's rule reads."""
+        raise NotImplementedError
+
+
+optimizers: Registry[OptimizerSpec] = Registry("optimizer", OptimizerSpec, "attnbench.train")
+schedules: Registry[ScheduleSpec] = Registry("schedule", ScheduleSpec, "attnbench.train")
+OptimizerField = Annotated[OptimizerSpec, Family(lambda: optimizers)]
+ScheduleField = Annotated[ScheduleSpec, Family(lambda: schedules)]
+
+
+class _AdamFields(OptimizerSpec):
+    betas: list[float] = Field(default_factory=lambda: [0.9, 0.98])
+    """Decay of the first and second moment."""
+    eps: float = Field(default=1e-9, gt=0)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Adam: added to the gradient. AdamW: taken from the weights."""
+
+    @field_validator("betas")
+    @classmethod
+    def _two(cls, betas: list[float]) -> list[float]:
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas are two numbers in [0, 1), not {betas}")
+        return betas
+
+    def _build(self, cls: type[torch.optim.Adam], parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        pair = (self.betas[0], self.betas[1])
+        return cls(parameters, lr=0.0, betas=pair, eps=self.eps, weight_decay=self.weight_decay, fused=True)
+
+
+@optimizers.register
+class AdamSpec(_AdamFields):
+    """Adam (Kingma & Ba 2015); weight decay as L2 regularisation."""
+
+    kind: Literal["adam"] = "adam"
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return self._build(torch.optim.Adam, parameters)
+
+
+@optimizers.register
+class AdamWSpec(_AdamFields):
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019)."""
+
+    kind: Literal["adamw"] = "adamw"
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return self._build(torch.optim.AdamW, parameters)
+
+
+@schedules.register
+class ConstantSpec(ScheduleSpec):
+    """The same learning rate throughout, after a linear warm-up if any."""
+
+    kind: Literal["constant"] = "constant"
+    lr: float = Field(default=1e-3, gt=0)
+    """Learning rate."""
+    warmup: int = Field(default=0, ge=0)
+    """Updates of linear warm-up."""
+
+    def rate(self, step: int, width: int) -> float:
+        return self.lr * min(1.0, step / self.warmup) if self.warmup else self.lr
+
+
+@schedules.register
+class InverseSqrtSpec(ScheduleSpec):
+    """Linear warm-up from `start` to `lr`, then `lr * sqrt(warmup / step)`, never below `minimum` after it."""
+
+    kind: Literal["inverse_sqrt"] = "inverse_sqrt"
+    lr: float = Field(default=5e-4, gt=0)
+    """Learning rate at the end of the warm-up."""
+    warmup: int = Field(default=4000, ge=1)
+    """Updates of linear warm-up."""
+    start: float = Field(default=1e-7, ge=0)
+    """Learning rate at update 0."""
+    minimum: float = Field(default=0.0, ge=0)
+    """Floor of the decay."""
+
+    def rate(self, step: int, width: int) -> float:
+        if step < self.warmup:
+            return self.start + (self.lr - self.start) * step / self.warmup
+        return max(self.minimum, self.lr * (self.warmup / step) ** 0.5)
+
+
+@schedules.register
+class NoamSpec(ScheduleSpec):
+    """`scale * D^-0.5 * min(step^-0.5, step * warmup^-1.5)` (Vaswani et al. 2017, eq. 3)."""
+
+    kind: Literal["noam"] = "noam"
+    scale: float = Field(default=1.0, gt=0)
+    """Factor on the whole rule; tensor2tensor's transformer_base has 2."""
+    warmup: int = Field(default=4000, ge=1)
+    """Updates of linear warm-up."""
+
+    def rate(self, step: int, width: int) -> float:
+        return self.scale * width**-0.5 * min(step**-0.5, step * self.warmup**-1.5)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate

@@ -1,0 +1,66 @@
+"""Where training runs and in which precision: the only file that knows devices."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from attnbench.core.errors import MissingExtraError, SpecError
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """One device, and the type in which matrix products are computed."""
+
+    device: torch.device
+    precision: Literal["fp32", "bf16"] = "fp32"
+
+    def autocast(self) -> AbstractContextManager[object]:
+        if self.precision == "bf16":
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return nullcontext()
+
+    def peak_memory_mb(self) -> float | None:
+        """Most device memory taken so far; None on a processor."""
+        if self.device.type != "cuda":
+            return None
+        return torch.cuda.max_memory_allocated(self.device) / 2**20
+
+    def synchronize(self) -> None:
+        """Wait for the device, so that a clock read next is true."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def choose_device(name: str | None) -> torch.device:
+    """`name`, or a GPU if there is one, else the processor. Raises MissingExtraError when the device is not there."""
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise SpecError(f"--device {name}: no such kind of device; use cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise MissingExtraError(f"--device {name}: {torch.cuda.device_count()} CUDA devices are here; use --device cpu")
+    return device
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to reuse large blocks instead of giving them back at each free.
+
+    A training step frees and takes the same large tensors again; the page faults cost a fifth of the step and more.
+    """
+    if sys.platform == "linux" and os.confstr("CS_GNU_LIBC_VERSION"):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-4, 0)  # M_MMAP_MAX: take every block from the heap
+        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: keep the heap's top
+
+
+def use_threads(count: int) -> None:
+    torch.set_num_threads(max(1, count))

@@ -1,0 +1,45 @@
+"""TrainSpec: everything YAML can say about training."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from attnbench.core.spec import Spec
+from attnbench.train.optim import AdamSpec, InverseSqrtSpec, OptimizerField, ScheduleField
+
+
+class TrainSpec(Spec):
+    """How a model is trained, validated and chosen."""
+
+    optimizer: OptimizerField = Field(default_factory=AdamSpec)
+    """What turns gradients into updates."""
+    schedule: ScheduleField = Field(default_factory=InverseSqrtSpec)
+    """The learning rate of each update."""
+    batch_tokens: int = Field(default=4096, ge=1)
+    """Most padded tokens a side in one batch."""
+    accumulate: int = Field(default=1, ge=1)
+    """Batches whose gradients make one update."""
+    clip: float = Field(default=0.0, ge=0)
+    """Largest norm of the gradient; 0 leaves it alone."""
+    label_smoothing: float = Field(default=0.1, ge=0, lt=1)
+    """Probability spread over the whole vocabulary."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16: products in bfloat16 by autocast; weights, scores, normalisers and the loss stay in float32."""
+    max_steps: int = Field(default=100_000, ge=1)
+    """Updates after which training ends."""
+    max_epochs: int | None = Field(default=None, ge=1)
+    """Passes over the data after which training ends, if that comes first."""
+    log_every: int = Field(default=100, ge=1)
+    """Updates between two lines of metrics.jsonl."""
+    validate_every: int = Field(default=1000, ge=1)
+    """Updates between two validations; each is also a checkpoint."""
+    validate_bleu: bool = False
+    """Decode the validation set greedily at each validation, for the curve and for `select: bleu`."""
+    select: Literal["loss", "bleu"] = "loss"
+    """What makes a checkpoint the best: validation loss, or validation BLEU (needs validate_bleu)."""
+    patience: int | None = Field(default=None, ge=1)
+    """Validations without a new best after which training ends."""
+    average: int = Field(default=1, ge=1)
+    """From 2 on: the mean of the weights at the last n validations is what is evaluated; 1: the best one."""

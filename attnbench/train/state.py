@@ -1,0 +1,137 @@
+"""Checkpoints: weights and the state of training, whole on disk or absent, restored exactly."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from attnbench.core.errors import AttnbenchError
+from attnbench.core.files import folder_atomic
+
+
+@dataclass
+class Window:
+    """What was seen since the last line of the log."""
+
+    loss: float = 0.0
+    nll: float = 0.0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class TrainState:
+    """Where training stands: all that the next update depends on besides weights, optimiser and random state.
+
+    cursor: (epoch, pool, batch) of the next batch. best: value of the selection metric at best_step.
+    """
+
+    step: int = 0
+    cursor: tuple[int, int, int] = (0, 0, 0)
+    best: float | None = None
+    best_step: int = 0
+    stale: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    window: Window = field(default_factory=Window)
+
+
+def _name(step: int) -> str:
+    return f"step-{step}"
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """The steps of the whole checkpoints in `folder`, oldest first."""
+    if not folder.is_dir():
+        return []
+    found = (re.fullmatch(r"step-(\d+)", entry.name) for entry in folder.iterdir())
+    return sorted(int(match[1]) for match in found if match)
+
+
+def save_weights(model: nn.Module, path: Path) -> None:
+    """Every parameter once (tied ones under their first name), and the buffers that are saved."""
+    save_file(_unique(model), path)
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Raises AttnbenchError when the file is damaged or belongs to another model."""
+    try:
+        tensors = load_file(path)
+    except Exception as error:  # safetensors raises its own type, which has no stable home
+        raise AttnbenchError(f"{path}: these weights cannot be read ({error}); remove the checkpoint") from None
+    own = _unique(model)
+    if own.keys() != tensors.keys() or any(own[name].shape != tensors[name].shape for name in own):
+        raise AttnbenchError(f"{path}: these weights belong to another model; remove the checkpoint or mend the spec")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+
+def _unique(model: nn.Module) -> dict[str, Tensor]:
+    seen: set[int] = set()
+    unique = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            unique[name] = tensor.data
+    return unique
+
+
+def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainState) -> None:
+    """Write `folder`/step-<n>, renamed into place when whole."""
+    with folder_atomic(folder / _name(state.step)) as work:
+        save_weights(model, work / "model.safetensors")
+        content: dict[str, Any] = {
+            "train": asdict(state),
+            "optimizer": optimizer.state_dict(),
+            "rng": torch.get_rng_state(),
+            "rng_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        }
+        torch.save(content, work / "state.pt")
+
+
+def load_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> TrainState:
+    """Restore weights, optimiser and random state; return where training stood."""
+    at = folder / _name(step)
+    load_weights(model, at / "model.safetensors")
+    try:
+        content = torch.load(at / "state.pt", map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises several types for a damaged file
+        raise AttnbenchError(f"{at / 'state.pt'}: cannot be read ({error}); remove the folder {at}") from None
+    optimizer.load_state_dict(content["optimizer"])
+    torch.set_rng_state(content["rng"])
+    if content["rng_cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(content["rng_cuda"])
+    train = content["train"]
+    return TrainState(**{**train, "cursor": tuple(train["cursor"]), "window": Window(**train["window"])})
+
+
+def prune(folder: Path, keep: Collection[int]) -> None:
+    """Remove every checkpoint but the steps named."""
+    for step in checkpoint_steps(folder):
+        if step not in keep:
+            shutil.rmtree(folder / _name(step), ignore_errors=True)
+
+
+def load_average(model: nn.Module, folder: Path, steps: Sequence[int]) -> None:
+    """Set the model to the float32 mean of the weights of several checkpoints."""
+    totals: dict[str, Tensor] = {}
+    for step in steps:
+        for name, tensor in load_file(folder / _name(step) / "model.safetensors").items():
+            wide = tensor.to(torch.float64)
+            totals[name] = totals[name] + wide if name in totals else wide
+    with torch.no_grad():
+        for name, tensor in _unique(model).items():
+            tensor.copy_(totals[name] / len(steps))
+
+
+def weights_path(folder: Path, step: int) -> Path:
+    return folder / _name(step) / "model.safetensors"
