@@ -111,7 +111,9 @@ def terminal(document: Document, console: Console) -> None:
     for sheet in document.sheets:
         kept, width = _fitting(sheet, console.width if console.is_terminal else 10**6)
         hidden += [column.title.replace("\n", " ") for column in sheet.columns if column not in kept]
-        table = Table(title=Text(sheet.title), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+        table = Table(
+            title=Text(sheet.title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        )
         for column in kept:
             table.add_column(Text(column.title), justify="left" if column.left else "right")
         for line in sheet.lines:
@@ -144,4 +146,4 @@ def _fitting(sheet: Sheet, width: int) -> tuple[list[Column], int]:
 
 
 def _width(columns: Iterable[int]) -> int:
-    return 2 + sum(column + 2 for column in columns)
+    return 1 + sum(column + 2 for column in columns)

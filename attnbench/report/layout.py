@@ -192,9 +192,9 @@ def _list(
         if any(beside):
             heading = "paper" if len(values) == 1 else f"paper\n{names.title(metric)}"
             parts.append(_Part(Column(heading), [_paper(number) for number in beside]))
-    parts += _sites(rows, "attended", 4) + _sites(rows, "entropy", 1)
+    parts += _sites(rows, view, "attended", 4) + _sites(rows, view, "entropy", 1)
     for metric in dict.fromkeys(("train/tokens_per_s", "decode/tokens_per_s", *view.extra)):
-        if metric in values:
+        if metric in values or metric.split("/", 1)[0] in ("attended", "entropy"):
             continue
         entries = [_plain(row, metric, view) for row in rows]
         if any(entry.text for entry in entries) or metric in view.extra:
@@ -216,8 +216,10 @@ def _plain(row: Row, metric: str, view: View) -> Entry:
     return Entry(names.number(metric, value) if value is not None else ABSENT)
 
 
-def _sites(rows: Sequence[Row], group: str, shed: int) -> list[_Part]:
-    """One column for all sites of attention: `8.0/5.1/7.9`."""
+def _sites(rows: Sequence[Row], view: View, group: str, shed: int) -> list[_Part]:
+    """One column for all sites of attention: `8.0/5.1/7.9`. Extra columns of the spec never give way."""
+    if any(name.startswith(f"{group}/") for name in view.extra):
+        shed = 0
     known = {name for row in rows for name in row.stats}
     sites = [site for site in names.SITES if f"{group}/{site}" in known]
     if not sites:

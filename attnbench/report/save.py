@@ -12,8 +12,8 @@ from attnbench.core.errors import AttnbenchError
 from attnbench.core.files import folder_atomic, write_json
 from attnbench.report.collect import collect
 from attnbench.report.significance import FILE as TESTS
-from attnbench.report.significance import read_tests
-from attnbench.report.table import write_results
+from attnbench.report.significance import PairedTests, read_tests
+from attnbench.report.table import report, write_results
 
 
 def save(folder: Path, into: Path) -> Path:
@@ -23,8 +23,8 @@ def save(folder: Path, into: Path) -> Path:
     (hyps/*.ref.txt) are left out: they are the corpus's text. Raises DataError where `folder` is no run folder,
     AttnbenchError where a cell that is done in the copy would be replaced by a different result.
     """
-    write_results(folder)
-    experiment = collect(folder)
+    tests = PairedTests(folder)
+    experiment = report(folder, tests).experiment
     target = into / experiment.title
     ours = _grid(folder)
     theirs = _grid(target) if (target / "grid.json").exists() else {"name": ours["name"], "cells": []}
@@ -37,10 +37,10 @@ def save(folder: Path, into: Path) -> Path:
             source = (target if name in kept else folder) / "cells" / name
             if source.is_dir():
                 shutil.copytree(source, work / "cells" / name, ignore=_unwanted)
-        write_json(work / "grid.json", {**ours, "cells": _merged(theirs["cells"], ours["cells"])})
+        write_json(work / "grid.json", {**_portable(ours), "cells": _merged(theirs["cells"], ours["cells"])})
         if (folder / "spec.yaml").is_file():
             shutil.copyfile(folder / "spec.yaml", work / "spec.yaml")
-        write_json(work / TESTS, {**read_tests(target / TESTS), **read_tests(folder / TESTS)})
+        write_json(work / TESTS, {**read_tests(target / TESTS), **tests.asked})
         write_results(work)
     return target
 
@@ -48,6 +48,13 @@ def save(folder: Path, into: Path) -> Path:
 def _grid(folder: Path) -> dict[str, Any]:
     collect(folder)  # its errors are for people
     return json.loads((folder / "grid.json").read_text(encoding="utf-8"))
+
+
+def _portable(grid: dict[str, Any]) -> dict[str, Any]:
+    """The grid without paths that only this machine has: what lies below the working directory is named from there."""
+    here = f"{Path.cwd()}/"
+    source = str(grid.get("source") or "").replace(here, "")
+    return {**grid, "command": str(grid.get("command") or "").replace(here, ""), "source": source or None}
 
 
 def _keeps(folder: Path, target: Path, name: str) -> bool:

@@ -52,8 +52,13 @@ class PairedTests:
             self._used[key] = p
         return p
 
+    @property
+    def asked(self) -> dict[str, float]:
+        """The results that were asked for since this was made."""
+        return dict(self._used)
+
     def save(self) -> None:
-        """Keep the tests that were asked for since this was made, and no others."""
+        """Keep what was asked for, and no other results."""
         if self._used != self._kept:
             write_json(self.path, self._used)
 
