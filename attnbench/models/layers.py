@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from attnbench.core.dropout import Dropout
 from attnbench.core.errors import AttnbenchError
 
 PositionKind = Literal["sinusoid", "learned"]
@@ -47,7 +48,7 @@ class Embedding(nn.Module):
         self.register_buffer("waves", sinusoid(torch.arange(max_length), self.width).float(), persistent=False)
         if self.learned is not None:
             nn.init.normal_(self.learned.weight, std=self.width**-0.5)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, tokens: Int[Tensor, "B N"], start: int = 0) -> Float[Tensor, "B N D"]:
         """start: the position of the first token. Raises AttnbenchError past the last position."""
@@ -78,7 +79,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.expand = nn.Linear(width, inner)
         self.contract = nn.Linear(inner, width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         for linear in (self.expand, self.contract):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
@@ -94,7 +95,7 @@ class Residual(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.before = norm == "pre"
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, states: Float[Tensor, "B N D"], sublayer: Callable[[Tensor], Tensor]) -> Float[Tensor, "B N D"]:
         if self.before:

@@ -12,6 +12,7 @@ from attnbench.attention.modules.base import Attention, ModuleSpec, Site, module
 from attnbench.attention.patterns.base import dense
 from attnbench.attention.transforms.softmax import softmax
 from attnbench.attention.types import ROLES, AttentionOutput, Dims, History, Memory, Positions, Role
+from attnbench.core.dropout import Dropout
 
 
 class MultiHead(Attention):
@@ -29,7 +30,7 @@ class MultiHead(Attention):
         self.transform = site.transform.build(dims)
         self.rule = site.pattern.mask_mod(role, dims.layer)
         self.dense_in_eval = site.sparsify == "train"
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         for projection in (self.project_query, self.project_memory, self.project_context):
             nn.init.xavier_uniform_(projection.weight)
             nn.init.zeros_(projection.bias)

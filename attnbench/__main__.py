@@ -1,0 +1,5 @@
+"""`python -m attnbench`."""
+
+from attnbench.cli.app import main
+
+main()
