@@ -90,9 +90,7 @@ class StrictTransform(nn.Module):
         if bool(spoilt.any()):
             at = tuple(spoilt.nonzero()[0].tolist())
             value = scores[at].item()
-            raise ValueError(
-                f"{int(spoilt.sum())} scores at valid keys are NaN or +inf, the first {value} at index {at}"
-            )
+            raise ValueError(f"{int(spoilt.sum())} valid scores are NaN or +inf, the first {value} at index {at}")
         return weights
 
 

@@ -70,7 +70,7 @@ def _climbed(centred: Float[Tensor, "... K"], excess: Excess) -> Float[Tensor, "
     t = 2 * (entmax15.threshold(centred * 0.5) + 1)  # near the root, at a fraction of a round's cost
     t = torch.minimum(t, torch.as_tensor(largest, dtype=t.dtype, device=t.device))
     mass, base = _masses(centred, t, excess)
-    t = (t + _step(mass, base, excess)).clamp_min_(0.0)  # from above a step lands below; at 0 the best key has mass 1
+    t = (t + _step(mass, base, excess)).nan_to_num_(0.0).clamp_min_(0.0)  # a step from above lands below; 0 is below
     for _ in range(ROUNDS):
         mass, base = _masses(centred, t, excess)
         t, done = climb(t, t + _step(mass, base, excess))

@@ -6,6 +6,8 @@ Rules, the same for every transform (scores `[..., K]`, all per row):
 - a masked key has weight and gradient exactly 0, whatever its score holds (NaN and inf included);
 - a -inf score counts as masked; NaN or +inf at a valid key makes that row's valid weights NaN and no other row's;
 - float16 and bfloat16 are computed in float32 and cast back; K = 0 gives an empty result.
+
+A transform in plain torch operations keeps them by beginning with `prepare` and ending with `finish`.
 """
 
 from __future__ import annotations
@@ -82,6 +84,11 @@ def prepare(scores: Float[Tensor, "... K"], valid: Bool[Tensor, "..."] | None) -
     if valid is not None:
         alive = alive & valid
     return Prepared(wide.masked_fill(~alive, -torch.inf), alive)
+
+
+def finish(weights: Float[Tensor, "... K"], alive: Bool[Tensor, "... K"], like: Tensor) -> Float[Tensor, "... K"]:
+    """The last step after `prepare`: weight 0 at dead keys, no gradient through them, and the dtype of `like`."""
+    return weights.masked_fill(~alive, 0.0).to(like.dtype)
 
 
 def refuse(name: str, **given: Any) -> None:
