@@ -16,7 +16,7 @@ from attnbench.data.parts import Pair, Part, read_pairs
 from attnbench.data.recipe import Recipe
 from attnbench.data.special import UNK
 from attnbench.data.store import IdsWriter, TextLines, TextWriter
-from attnbench.data.text import cleaner, moses_detokenize, spaced
+from attnbench.data.text import Clean, cleaner, moses_detokenize, spaced
 from attnbench.data.tokenizers.base import Vocabulary
 
 X = TypeVar("X")
@@ -35,6 +35,8 @@ class SplitText:
         self._writers = [self._stack.enter_context(TextWriter(folder / f"{split}.{side}.txt")) for side in SIDES]
         self._raw = None if split == "train" else self._stack.enter_context(TextWriter(folder / f"{split}.tgt.raw"))
         self._links = self._stack.enter_context(TextWriter(folder / f"{split}.align")) if aligned else None
+        self.passed = 0
+        """Pairs that came this way, those held out for another split included."""
         self.counts = {"read": 0, "kept": 0, "empty": 0, "too_long": 0, "ratio": 0}
 
     def write(self, source: str, target: str, reference: str, alignment: str) -> None:
@@ -72,34 +74,36 @@ def write_texts(recipe: Recipe, parts: Mapping[str, list[Part]], folder: Path) -
 
 
 def _write_part(recipe: Recipe, part: Part, split: str, texts: Mapping[str, SplitText]) -> None:
-    languages = recipe.dataset.languages()
-    moses = recipe.pretokenize == "moses" and not part.tokenized
-    clean_source, clean_target = (
-        cleaner(
-            language,
-            moses=moses,
-            normalize=recipe.normalize and not part.tokenized,
-            split_hyphens=recipe.split_hyphens,
-            lowercase=recipe.lowercase,
-        )
-        for language in languages
-    )
+    languages = recipe.dataset.pair()
     tokenized = part.tokenized or recipe.pretokenize == "none"
-    every = recipe.dataset.valid_every if split == "train" else None
+    repair_source, repair_target = (recipe.dataset.repair(language) or str for language in languages)
+    clean_source, clean_target = (line_cleaner(recipe, language, tokenized=part.tokenized) for language in languages)
     counts = texts[split].counts
     for pair in read_pairs(part):
         counts["read"] += 1
-        source, target = clean_source(pair.source.text), clean_target(pair.target.text)
+        raw = repair_target(pair.target.text)
+        source, target = clean_source(repair_source(pair.source.text)), clean_target(raw)
         reason = _refuse(recipe, split, pair, part, source, target)
         if reason is not None:
             counts[reason] += 1
             continue
-        kept = counts["kept"] + (texts["valid"].counts["kept"] if every else 0) + 1
-        into = texts["valid"] if every and kept % every == 0 else texts[split]
-        reference = "" if into is texts["train"] else _reference(recipe, pair.target.text, tokenized)
-        into.write(source, target, reference, pair.alignment)
+        into = part.held.get(texts[split].passed % part.every + 1, split)
+        texts[split].passed += 1
+        reference = "" if into == "train" else _reference(recipe, raw, tokenized)
+        texts[into].write(source, target, reference, pair.alignment)
         if counts["read"] % _REPORT == 0:
             log.info("%s: %s pairs read", split, f"{counts['read']:,}")
+
+
+def line_cleaner(recipe: Recipe, language: str, *, tokenized: bool = False) -> Clean:
+    """Raw line -> tokenised line of one language. tokenized: the line is that already, but for its case."""
+    return cleaner(
+        language,
+        moses=recipe.pretokenize == "moses" and not tokenized,
+        normalize=recipe.normalize and not tokenized,
+        split_hyphens=recipe.split_hyphens,
+        lowercase=recipe.lowercase,
+    )
 
 
 def _refuse(recipe: Recipe, split: str, pair: Pair, part: Part, source: str, target: str) -> str | None:
@@ -109,7 +113,7 @@ def _refuse(recipe: Recipe, split: str, pair: Pair, part: Part, source: str, tar
             path, line = (part.source, pair.source) if not source else (part.target, pair.target)
             raise DataError(
                 f"{path}:{line.number}: an empty line; fill it in, remove it together with its partner, "
-                "or let the recipe say `empty: drop`"
+                "or say `empty: drop` in the recipe"
             )
         return "empty"
     if split != "train" or (recipe.max_length is None and recipe.max_ratio is None):
@@ -123,8 +127,8 @@ def _refuse(recipe: Recipe, split: str, pair: Pair, part: Part, source: str, tar
 
 
 def _reference(recipe: Recipe, raw: str, tokenized: bool) -> str:
-    if tokenized and recipe.dataset.moses:
-        return moses_detokenize(recipe.dataset.languages().target, [raw])[0]
+    if tokenized and recipe.dataset.moses_words():
+        return moses_detokenize(recipe.dataset.pair().target, [raw])[0]
     return spaced(raw)
 
 

@@ -10,12 +10,12 @@ from typing import Any, Self
 from attnbench.core.errors import DataError
 from attnbench.data.base import Batch, Cursor
 from attnbench.data.batching import Ids, TrainStream, eval_batches
-from attnbench.data.build import SIDES
+from attnbench.data.build import SIDES, line_cleaner
 from attnbench.data.datasets.base import Languages
 from attnbench.data.prepare import read_manifest
 from attnbench.data.recipe import Recipe
 from attnbench.data.store import IdLists, TextLines
-from attnbench.data.text import cleaner, moses_detokenize
+from attnbench.data.text import moses_detokenize
 from attnbench.data.tokenizers.base import Vocabulary
 
 
@@ -71,7 +71,7 @@ class Data:
         self.path = path
         self.manifest = manifest
         self.recipe = recipe
-        self.languages: Languages = recipe.dataset.languages()
+        self.languages: Languages = recipe.dataset.pair()
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -101,18 +101,14 @@ class Data:
 
     def tokenize(self, lines: Iterable[str], language: str | None = None) -> list[str]:
         """Raw lines as the recipe tokenises them; language: source if not given."""
-        clean = cleaner(
-            language or self.languages.source,
-            moses=self.recipe.pretokenize == "moses",
-            normalize=self.recipe.normalize,
-            split_hyphens=self.recipe.split_hyphens,
-            lowercase=self.recipe.lowercase,
-        )
-        return [clean(line) for line in lines]
+        language = language or self.languages.source
+        repair = self.recipe.dataset.repair(language) or str
+        clean = line_cleaner(self.recipe, language)
+        return [clean(repair(line)) for line in lines]
 
     def detokenize(self, lines: Iterable[str]) -> list[str]:
         """Tokenised target lines as people write them; as they are if the corpus was never tokenised by Moses."""
-        if self.recipe.pretokenize == "moses" or self.recipe.dataset.moses:
+        if self.recipe.pretokenize == "moses" or self.recipe.dataset.moses_words():
             return moses_detokenize(self.languages.target, lines)
         return list(lines)
 

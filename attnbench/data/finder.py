@@ -17,8 +17,8 @@ class Finder:
 
     def __init__(self, folders: Iterable[Path]) -> None:
         self.folders: list[Path] = []
+        self.missing: list[str] = []
         self._files: dict[str, Path] = {}
-        self.used: list[Path] = []
         for folder in folders:
             self.add(folder)
 
@@ -36,32 +36,22 @@ class Finder:
         for name in names:
             path = self._files.get(bare(name))
             if path is not None:
-                if path not in self.used:
-                    self.used.append(path)
                 return path
         return None
 
     def pair(self, sources: Iterable[str], targets: Iterable[str]) -> tuple[Path, Path]:
         """The two files of a part; each is given the names that it may have, the released one first.
 
-        Raises DataError that lists the names of what is missing.
+        What is not there is noted in `missing` (and stands in the result by its name), so that one message names all.
         """
-        sources, targets = list(sources), list(targets)
-        found = [self.find(*sources), self.find(*targets)]
-        missing = [names for names, path in zip((sources, targets), found, strict=True) if path is None]
-        if missing or found[0] is None or found[1] is None:
-            raise MissingFiles([" or ".join(names) for names in missing], self.folders)
-        return found[0], found[1]
+        return self._must(list(sources)), self._must(list(targets))
 
-
-class MissingFiles(DataError):
-    """Files of a corpus are not where they were looked for."""
-
-    def __init__(self, names: list[str], folders: list[Path]) -> None:
-        self.names = names
-        self.folders = folders
-        where = ", ".join(str(folder) for folder in folders) or "any folder"
-        super().__init__(f"not found in {where}: {'; '.join(names)}")
+    def _must(self, names: list[str]) -> Path:
+        path = self.find(*names)
+        if path is None:
+            self.missing.append(" or ".join(names))
+            return Path(names[0])
+        return path
 
 
 def bare(name: str) -> str:

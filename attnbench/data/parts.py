@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from attnbench.core.errors import DataError
@@ -22,6 +23,7 @@ class Part(NamedTuple):
     select: which lines are sentences, and their text (both sides must keep equally many).
     tokenized: the text is tokenised as Moses does already, so it is not tokenised again.
     alignment: word alignments in Pharaoh's form, a line for each pair, where they are known.
+    every, held: of every so many kept pairs, the k-th (from 1) goes to split held[k] in place of this one.
     """
 
     source: Path
@@ -29,6 +31,8 @@ class Part(NamedTuple):
     select: Select = every_line
     tokenized: bool = False
     alignment: Path | None = None
+    every: int = 1
+    held: Mapping[int, str] = MappingProxyType({})
 
 
 class Pair(NamedTuple):

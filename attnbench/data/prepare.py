@@ -19,8 +19,8 @@ import attnbench
 from attnbench.core.errors import DataError
 from attnbench.core.files import folder_atomic, write_json
 from attnbench.data.build import build
-from attnbench.data.datasets.base import Remote, datasets
-from attnbench.data.finder import Finder, MissingFiles
+from attnbench.data.datasets.base import datasets
+from attnbench.data.obtain import not_found, obtain
 from attnbench.data.parts import Part
 from attnbench.data.recipe import Recipe
 
@@ -73,24 +73,24 @@ def _make(recipe: Recipe, path: Path, cache: Path, source: Path | None, offline:
             shutil.rmtree(stale, ignore_errors=True)
     if dataset.licence:
         log.info("%s: licence %s", dataset.kind, dataset.licence)
-    files, fetched = _obtain(recipe, cache, source, offline)
+    files, fetched = obtain(dataset, cache, source, offline=offline)
     with folder_atomic(path) as work:
         temporary = work / "work"
         temporary.mkdir()
-        try:
-            found = dataset.sources(files, temporary)
-        except MissingFiles as error:
-            raise DataError(_missing(recipe, error)) from None
+        found = dataset.sources(files, temporary)
+        if files.missing:
+            raise not_found(dataset, files)
         built = build(recipe, found, work)
-        sources = _sources(found, temporary, fetched)
+        sources = _sources(found, temporary)
         shutil.rmtree(temporary)
         manifest = {
             "schema_version": SCHEMA_VERSION,
             "dataset": dataset.kind,
-            "languages": list(dataset.languages()),
+            "languages": list(dataset.pair()),
             "digest": recipe.digest(),
             "recipe": recipe.dump(),
             "licence": dataset.licence,
+            "downloads": fetched,
             "sources": sources,
             **built,
             "expected": dict(dataset.expected),
@@ -99,20 +99,6 @@ def _make(recipe: Recipe, path: Path, cache: Path, source: Path | None, offline:
         }
         _compare(manifest)
         write_json(work / MANIFEST, manifest)
-
-
-def _obtain(recipe: Recipe, cache: Path, source: Path | None, offline: bool) -> tuple[Finder, list[Remote]]:
-    if source is not None:
-        return Finder([source]), []
-    return Finder([]), []
-
-
-def _missing(recipe: Recipe, error: MissingFiles) -> str:
-    kind, by_hand = recipe.dataset.kind, recipe.dataset.by_hand
-    names = "\n".join(f"  {name}" for name in error.names)
-    hand = f"\nGet them by hand from {by_hand}" if by_hand else ""
-    where = ", ".join(str(folder) for folder in error.folders) or "the cache"
-    return f"{kind}: not found in {where}:\n{names}{hand}, then run:\n  attnbench prepare {kind} --from DIR"
 
 
 def _ready(path: Path, recipe: Recipe) -> bool:
@@ -126,12 +112,21 @@ def _ready(path: Path, recipe: Recipe) -> bool:
 
 def _changed(path: Path, files: Iterable[Path]) -> Path | None:
     """The first of the user's own files that differs from the manifest; a file that is gone does not count."""
-    known = {item["sha256"] for item in read_manifest(path)["sources"]}
+    known = {(item["bytes"], item["sha256"]) for item in read_manifest(path)["sources"]}
+    sizes = {size for size, _ in known}
     made = (path / MANIFEST).stat().st_mtime
-    for file in files:
-        if file.exists() and file.stat().st_mtime >= made and _hashed(file)["sha256"] not in known:
+    for file in filter(Path.exists, files):
+        facts = file.stat()
+        if facts.st_size not in sizes:
+            return file
+        if facts.st_mtime >= made and (facts.st_size, _hashed(file)["sha256"]) not in known:
             return file
     return None
+
+
+def is_prepared(recipe: Recipe, cache: Path) -> bool:
+    """Whether the prepared folder is there."""
+    return (prepared_path(recipe, cache) / MANIFEST).exists()
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -144,16 +139,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise DataError(f"{path / MANIFEST}: damaged; delete {path} and run attnbench prepare again") from None
 
 
-def _sources(found: Mapping[str, list[Part]], temporary: Path, fetched: Iterable[Remote]) -> list[dict[str, Any]]:
+def _sources(found: Mapping[str, list[Part]], temporary: Path) -> list[dict[str, Any]]:
     """Name, size and hash of each released file that was read."""
-    urls = {remote.name: list(remote.urls) for remote in fetched}
-    records = []
     paths = {path for parts in found.values() for part in parts for path in (part.source, part.target)}
-    for path in sorted(paths, key=lambda path: (path.name, str(path))):
-        if not path.is_relative_to(temporary):
-            record = {"name": path.name, **_hashed(path)}
-            records.append(record | ({"urls": urls[path.name]} if path.name in urls else {}))
-    return records
+    given = [path for path in paths if not path.is_relative_to(temporary)]
+    return [{"name": path.name, **_hashed(path)} for path in sorted(given, key=lambda path: (path.name, str(path)))]
 
 
 def _hashed(path: Path) -> dict[str, Any]:

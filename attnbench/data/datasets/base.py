@@ -10,7 +10,9 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec
 from attnbench.data.finder import Finder
+from attnbench.data.hub import Hub
 from attnbench.data.parts import Part
+from attnbench.data.text import Clean
 
 SPLITS = ("train", "valid", "test")
 
@@ -43,12 +45,8 @@ class DatasetSpec(Spec):
     """The fields of a Recipe that this corpus is usually prepared with; what is not named keeps its own default."""
     expected: ClassVar[Mapping[str, int]] = MappingProxyType({})
     """Pairs of each split after the usual recipe, as published."""
-    moses: ClassVar[bool] = True
-    """The text, where it is tokenised, is so in the manner of Moses, so that Moses can undo it."""
-    valid_every: ClassVar[int | None] = None
-    """Take every n-th kept training pair for validation."""
 
-    def languages(self) -> Languages:
+    def pair(self) -> Languages:
         raise NotImplementedError
 
     @classmethod
@@ -56,21 +54,33 @@ class DatasetSpec(Spec):
         """What lists show of it; plain data."""
         required = any(field.is_required() for field in cls.model_fields.values())
         spec = cls.model_construct()
-        remotes = [] if required else spec.remotes()
+        remotes = [] if required else [remote for bundle in spec.bundles() for remote in bundle]
         return {
             "name": spec.kind,
             "title": cls.title,
-            "languages": None if required else list(spec.languages()),
+            "languages": None if required else list(spec.pair()),
             "pairs": dict(cls.expected),
-            "bytes": sum(remote.size or 0 for remote in remotes),
+            "bytes": sum(remote.size or 0 for remote in spec.bundles()[0]) if remotes else 0,
             "licence": cls.licence,
             "sources": [url for remote in remotes for url in remote.urls],
             "by_hand": cls.by_hand,
         }
 
-    def remotes(self) -> list[Remote]:
-        """The files to fetch; none: nothing can be fetched."""
+    def bundles(self) -> list[list[Remote]]:
+        """The files to fetch, in each of the ways they are published, the best first; none: nothing can be fetched."""
         return []
+
+    def hub(self) -> Hub | None:
+        """A copy on the hub, should no mirror answer."""
+        return None
+
+    def repair(self, language: str) -> Clean | None:
+        """What is done to a raw line of this language before all else, references included."""
+        return None
+
+    def moses_words(self) -> bool:
+        """Text that comes tokenised is so in the manner of Moses: Moses can undo it."""
+        return True
 
     def local_files(self) -> list[Path]:
         """The user's own files that it is made from: prepared again when they have changed."""
@@ -79,7 +89,7 @@ class DatasetSpec(Spec):
     def sources(self, files: Finder, work: Path) -> dict[str, list[Part]]:
         """The files of each split. `work` is a folder for what has to be written first; it is removed afterwards.
 
-        Raises DataError that names what is missing.
+        What is missing is noted by `files`; the caller tells of it. Raises DataError for fields that cannot be met.
         """
         raise NotImplementedError
 

@@ -213,7 +213,6 @@ class DemoSpec(DatasetSpec):
     kind: Literal["demo"] = "demo"
     title: ClassVar = "generated two-language corpus with known word alignments"
     licence: ClassVar = ""
-    moses: ClassVar = False
     recipe: ClassVar = MappingProxyType(
         {"tokenizer": {"kind": "word", "source_vocab": 128, "target_vocab": 288}, "pretokenize": "none"}
     )
@@ -224,8 +223,11 @@ class DemoSpec(DatasetSpec):
     seed: int = 1
     """The sentences drawn; the language is always the same."""
 
-    def languages(self) -> Languages:
+    def pair(self) -> Languages:
         return Languages("en", "xx")
+
+    def moses_words(self) -> bool:
+        return False
 
     def sources(self, files: Finder, work: Path) -> dict[str, list[Part]]:
         counts = {"train": self.pairs, "valid": self.held_out, "test": self.held_out}

@@ -1,0 +1,86 @@
+"""Any two line-aligned text files: plain, gzip or xz."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from attnbench.core.errors import DataError
+from attnbench.core.spec import Spec
+from attnbench.data.datasets.base import DatasetSpec, Languages, datasets
+from attnbench.data.finder import Finder
+from attnbench.data.parts import Part
+
+
+class Files(Spec):
+    """Two files, line n of one being the translation of line n of the other."""
+
+    source: str
+    """Path of the source side."""
+    target: str
+    """Path of the target side."""
+    alignment: str | None = None
+    """Path of word alignments (`i-j` from 0), a line for each pair."""
+
+
+@datasets.register
+class ParallelSpec(DatasetSpec):
+    """Your own text: line-aligned files, plain, .gz or .xz; paths are relative to the working directory."""
+
+    kind: Literal["parallel"] = "parallel"
+    title: ClassVar = "any two line-aligned files"
+    recipe: ClassVar = MappingProxyType({"empty": "error"})
+    languages: list[str] = Field(min_length=2, max_length=2)
+    """Codes of the source and the target language, like [de, en]; Moses tokenises by them."""
+    train: Files
+    """Training text."""
+    valid: Files | None = None
+    """Validation text; left out: taken from the training text."""
+    test: Files | None = None
+    """Test text; left out: taken from the training text."""
+    hold_every: int = Field(default=100, ge=3)
+    """Of every so many training pairs, one is held out for each of valid and test that is left out."""
+    tokenized: bool = False
+    """The text is tokenised as Moses does: it is not tokenised again, and Moses can undo it."""
+
+    def pair(self) -> Languages:
+        return Languages(*self.languages)
+
+    def moses_words(self) -> bool:
+        return self.tokenized
+
+    def local_files(self) -> list[Path]:
+        given = [files for files in (self.train, self.valid, self.test) if files is not None]
+        return [Path(path).expanduser() for files in given for path in (files.source, files.target)]
+
+    def sources(self, files: Finder, work: Path) -> dict[str, list[Part]]:
+        absent = {"valid": self.valid is None, "test": self.test is None}
+        held = {self.hold_every - place: split for place, split in enumerate(absent) if absent[split]}
+        parts = {"train": [self._part(self.train, files)._replace(every=self.hold_every, held=held)]}
+        for split, given in (("valid", self.valid), ("test", self.test)):
+            if given is not None:
+                parts[split] = [self._part(given, files)]
+        return parts
+
+    def _part(self, given: Files, files: Finder) -> Part:
+        alignment = None if given.alignment is None else _existing(given.alignment, files)
+        return Part(
+            _existing(given.source, files),
+            _existing(given.target, files),
+            tokenized=self.tokenized,
+            alignment=alignment,
+        )
+
+
+def _existing(name: str, files: Finder) -> Path:
+    """The file as named; a relative path is looked for in the user's folder first, then in the working directory."""
+    path = Path(name).expanduser()
+    tried = [path] if path.is_absolute() else [*(folder / path for folder in files.folders), Path.cwd() / path]
+    for candidate in tried:
+        if candidate.is_file():
+            return candidate
+    places = " or ".join(str(candidate) for candidate in tried)
+    raise DataError(f"no file {places}; correct the path in task.dataset, or name its folder: --from DIR")

@@ -1,0 +1,141 @@
+"""Fetches released files into the cache: mirrors in turn, checksums, no half a file, progress in the log."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pooch
+
+from attnbench.core.errors import DataError
+from attnbench.core.files import write_atomic
+from attnbench.data.datasets.base import Remote
+
+log = logging.getLogger("attnbench")
+
+ATTEMPTS = 2
+PAUSE = 1.0
+_TIMEOUT = 30
+
+
+class Unavailable(DataError):
+    """No mirror gave the file. tried: (URL, what went wrong) of each."""
+
+    def __init__(self, remote: Remote, tried: list[tuple[str, str]]) -> None:
+        self.remote = remote
+        self.tried = tried
+        super().__init__("\n".join([f"{remote.name} cannot be had:", *(f"  {url}: {why}" for url, why in tried)]))
+
+
+class Fetched(NamedTuple):
+    """A file in the cache and the URL it came from."""
+
+    path: Path
+    url: str
+    sha256: str
+
+
+def fetch(remote: Remote, cache: Path, *, offline: bool = False) -> Fetched:
+    """The file in `cache`/downloads, fetched unless it is there. Raises Unavailable.
+
+    A checksum is verified before the file takes its name. Where none is known, the one seen first is recorded beside
+    the file, with a warning, and holds from then on.
+    """
+    tried = []
+    for url in remote.urls:
+        folder = cache / "downloads" / hashlib.sha256(url.encode()).hexdigest()[:16]
+        try:
+            return _fetch(remote, url, folder, offline)
+        except _Failed as error:
+            tried.append((url, str(error)))
+    raise Unavailable(remote, tried)
+
+
+class _Failed(Exception):
+    """One URL did not do."""
+
+
+def _fetch(remote: Remote, url: str, folder: Path, offline: bool) -> Fetched:
+    path, seen = folder / remote.name, folder / f"{remote.name}.sha256"
+    known = remote.checksum
+    if known is None and path.exists() and seen.exists():
+        known = "sha256:" + seen.read_text(encoding="utf-8").strip()
+    present = path.exists() and (known is None or _matches(path, known))
+    if not present:
+        if offline:
+            raise _Failed("offline, and not in the cache")
+        _download(remote, url, folder, known)
+    sha256 = _hash(path, "sha256")
+    if known is None:
+        if remote.size is not None and path.stat().st_size != remote.size:
+            size = path.stat().st_size
+            path.unlink()
+            raise _Failed(f"wrong size: {size:,} bytes in place of {remote.size:,}")
+        log.warning("%s: no checksum is known; recorded the one seen: sha256:%s", remote.name, sha256)
+        write_atomic(seen, sha256 + "\n")
+    return Fetched(path, url, sha256)
+
+
+def _download(remote: Remote, url: str, folder: Path, known: str | None) -> None:
+    import requests
+
+    logging.getLogger("pooch").setLevel(logging.WARNING)
+    pooch.get_logger().setLevel(logging.WARNING)
+    for attempt in range(1, ATTEMPTS + 1):
+        progress: Any = Progress(remote.name)
+        downloader: Any = pooch.HTTPDownloader(progressbar=progress, chunk_size=1 << 16, timeout=_TIMEOUT)
+        try:
+            pooch.retrieve(url, known, fname=remote.name, path=folder, downloader=downloader)
+            return
+        except requests.HTTPError as error:
+            status = error.response.status_code if error.response is not None else error
+            raise _Failed(f"the server answers {status}") from None
+        except requests.RequestException as error:
+            if attempt == ATTEMPTS:
+                raise _Failed(_short(error)) from None
+            time.sleep(PAUSE)
+        except ValueError as error:  # pooch's word for a checksum that does not match
+            raise _Failed(f"wrong checksum: {_short(error)}") from None
+
+
+def _short(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 240 else text[:237] + "..."
+
+
+def _matches(path: Path, checksum: str) -> bool:
+    algorithm, _, value = checksum.rpartition(":")
+    return _hash(path, algorithm) == value
+
+
+def _hash(path: Path, algorithm: str) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+class Progress:
+    """One log line every 10% or 30 s; pooch feeds it."""
+
+    def __init__(self, name: str) -> None:
+        self.total = 0
+        self._name = name
+        self._done = 0
+        self._told = 0.0
+        self._when = time.monotonic()
+
+    def update(self, size: int) -> None:
+        self._done += size
+        share = self._done / self.total if self.total else 0.0
+        if share - self._told >= 0.1 or time.monotonic() - self._when >= 30:
+            self._told, self._when = share, time.monotonic()
+            done = f"{min(self._done, self.total or self._done) / 1e6:.1f} MB"
+            log.info("%s: %s%s", self._name, done, f" ({min(share, 1):.0%})" if self.total else "")
+
+    def reset(self) -> None:
+        self._done = 0
+
+    def close(self) -> Any:
+        """Pooch calls it at the end."""
