@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import attnbench
 from attnbench.core.errors import AttnbenchError
 from attnbench.core.files import folder_atomic, write_json
 from attnbench.report.collect import collect
@@ -53,8 +54,12 @@ def _grid(folder: Path) -> dict[str, Any]:
 def _portable(grid: dict[str, Any]) -> dict[str, Any]:
     """The grid without paths that only this machine has: what lies below the working directory is named from there."""
     here = f"{Path.cwd()}/"
+    command = str(grid.get("command") or "").replace(here, "")
     source = str(grid.get("source") or "").replace(here, "")
-    return {**grid, "command": str(grid.get("command") or "").replace(here, ""), "source": source or None}
+    if Path(source).is_absolute():
+        package = Path(attnbench.__file__).parents[1]
+        source = str(Path(source).relative_to(package)) if Path(source).is_relative_to(package) else Path(source).name
+    return {**grid, "command": command, "source": source or None}
 
 
 def _keeps(folder: Path, target: Path, name: str) -> bool:

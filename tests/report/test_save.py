@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import attnbench
 from attnbench.core.errors import AttnbenchError, DataError
 from attnbench.report.collect import collect
 from attnbench.report.save import save
@@ -62,6 +63,22 @@ def test_a_long_table_grows_over_several_machines(run_folder, tmp_path: Path):
     third.add("dense", 1)
     save(third.grid(), tmp_path / "results")
     assert collect(target).cells[0].status == "done"
+
+
+def test_a_copy_names_no_place_of_this_machine(run_folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for number, (source, kept) in enumerate(
+        {
+            f"{tmp_path}/experiments/x.yaml": "experiments/x.yaml",
+            "/elsewhere/x.yaml": "x.yaml",
+            str(Path(attnbench.__file__).parent / "specs" / "demo.yaml"): "attnbench/specs/demo.yaml",
+            "x.yaml": "x.yaml",
+        }.items()
+    ):
+        run = run_folder(f"run{number}", name=f"run{number}")
+        run.add("dense", 1, 35.0)
+        copy = save(run.grid(source=source), tmp_path / "results")
+        assert json.loads((copy / "grid.json").read_text())["source"] == kept
 
 
 def test_a_different_result_is_never_overwritten(run_folder, tmp_path: Path):
