@@ -89,7 +89,8 @@ class _Ended:
 class Beam:
     """The beam has `size` places a source. Each step fills them with the likeliest one-token continuations of what
     stands in them; one that ends (EOS, or the length limit) leaves and takes its place with it, so that a beam of
-    size 1 is greedy search under every penalty, and a source has at most `size` ended hypotheses.
+    size 1 is greedy search under every penalty, and a source has at most `size` ended hypotheses
+    (Sutskever et al. 2014, section 3.2, with a beam that narrows).
 
     Equal candidates: the better-placed parent first, then the lower id. Ended by EOS ranks before cut by the limit,
     then the higher score, then the sooner ended.

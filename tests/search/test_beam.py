@@ -22,9 +22,12 @@ def beam(size, penalty="none", n_best=1, ratio=1.0, extra=3):
     ).build()
 
 
-def shown(hypotheses):
-    """Comparable: scores rounded to what float64 sums in another order may differ by."""
-    return [(h[0], round(h[1], 9), round(h[2], 9), h[3]) for h in map(tuple, hypotheses)]
+def agree(found, expected):
+    """The same tokens in the same order, and scores but for rounding."""
+    assert [(h.tokens, h.finished) for h in found] == [(tokens, finished) for tokens, _, _, finished in expected]
+    for hypothesis, (_, log_prob, score, _) in zip(found, expected, strict=True):
+        assert hypothesis.log_prob == pytest.approx(log_prob, abs=1e-10)
+        assert hypothesis.score == pytest.approx(score, abs=1e-10)
 
 
 @pytest.mark.parametrize("penalty", PENALTIES)
@@ -35,8 +38,8 @@ def test_a_beam_for_every_prefix_finds_what_brute_force_finds(lab, penalty, seed
     best = beam(64, penalty)(model, source, lab.limits)
     for row, (length, room) in enumerate([(2, 5), (1, 4)]):
         every = lab.everything(model, lab.alone(source, row, length), room, PENALTIES[penalty], vocabulary=5)
-        assert shown(found[row]) == shown(every)[:64]
-        assert shown(best[row]) == shown(every)[:1]
+        agree(found[row], every[:64])
+        agree(best[row], every[:1])
 
 
 @settings(max_examples=60, deadline=None)
@@ -57,7 +60,7 @@ def test_it_is_the_plain_beam_and_stopping_early_changes_nothing(
     found = beam(size, penalty, n_best)(model, source, lab.limits)
     for row, length in enumerate(lengths):
         expected = lab.plain_beam(model, lab.alone(source, row, length), length + 3, size, PENALTIES[penalty])
-        assert shown(found[row]) == shown(expected[:n_best])
+        agree(found[row], expected[:n_best])
 
 
 @settings(max_examples=40, deadline=None)
