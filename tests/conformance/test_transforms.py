@@ -398,6 +398,25 @@ def test_without_gradients_the_weights_are_the_same(apply):
         assert torch.equal(apply(scores), wanted)
 
 
+@pytest.mark.parametrize("raw", [{"kind": "topk", "k": 3}], ids=["topk"])  # one: tracing takes seconds
+def test_compiled_agrees_with_eager(raw):
+    function = transforms.parse(raw).build(Dims())
+    compiled = torch.compile(function, backend="aot_eager")
+    valid = torch.ones(QUERIES, KEYS, dtype=torch.bool).tril(2)
+    valid[3] = False
+    results = []
+    for call in (function, compiled):
+        scores = some_scores().float()
+        scores[0, 0, :, 7] = NAN
+        scores.requires_grad_()
+        weights = call(scores, valid=valid)
+        weights.square().sum().backward()
+        assert scores.grad is not None
+        results.append((weights.detach(), scores.grad))
+    close(results[1][0], results[0][0], 1e-6)
+    close(results[1][1], results[0][1], 1e-6)
+
+
 def test_spec_survives_yaml(spec):
     raw, _ = parse_yaml(dump_yaml(spec.dump()))
     again = transforms.parse(raw)

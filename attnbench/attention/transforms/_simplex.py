@@ -113,11 +113,8 @@ def check_mask(name: str, given: Tensor | None, scores: Tensor) -> None:
         return
     if given.dtype != torch.bool:
         raise ValueError(f"'{name}' must be a boolean mask (True: may be attended), not {given.dtype}")
-    try:
-        fits = torch.broadcast_shapes(given.shape, scores.shape) == scores.shape
-    except RuntimeError:
-        fits = False
-    if not fits:
+    fits = zip(reversed(given.shape), reversed(scores.shape), strict=False)
+    if given.dim() > scores.dim() or any(size not in (1, wanted) for size, wanted in fits):
         raise ValueError(f"'{name}' of shape {tuple(given.shape)} does not broadcast to scores {tuple(scores.shape)}")
 
 

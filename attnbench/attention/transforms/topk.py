@@ -54,7 +54,7 @@ def topk(
         raise ValueError(f"topk keeps at_least >= 1 keys, not {at_least}")
     if ties not in get_args(Ties):
         raise ValueError(f"topk knows the ties {' and '.join(get_args(Ties))}, not {ties!r}")
-    if not k and ratio is None:
+    if ratio is None and (not k or k >= scores.shape[-1]):
         return normalise(scores, valid, SOFTMAX)
     weigh = partial(_weigh, k=k, ratio=ratio, at_least=at_least, ties=ties, keep=keep)
     return normalise(scores, valid, Normaliser(weigh, slope))
@@ -72,8 +72,8 @@ def _weigh(
     rows = centre(masked)
     length = masked.shape[-1]
     if ratio is None:
-        count = min(k or length, length)
-        kth = _largest(masked, count)[..., -1:]
+        count = k or length
+        kth = _largest(masked, count)[..., :1]
     else:
         count, kth = _largest_share(masked, ratio, at_least)
     kth = kth.masked_fill(rows.spoilt, -torch.inf)  # every valid key of a spoilt row must become NaN
@@ -90,13 +90,12 @@ def _weigh(
 
 
 def _largest(masked: Float[Tensor, "... K"], count: int) -> Float[Tensor, "... N"]:
-    """The `count` largest of each row in descending order; perhaps only the last of them."""
+    """The `count` largest of each row in ascending order, so that the first is the count-th best."""
     if count == 1:
         return masked.amax(-1, keepdim=True)
     if masked.device.type == "cpu" and masked.shape[-1] <= _SORTED_WIDTH and not torch.compiler.is_compiling():
-        ascending = torch.from_numpy(np.sort(masked.numpy(), axis=-1))
-        return ascending[..., -count:].flip(-1)
-    return torch.topk(masked, count, dim=-1).values
+        return torch.from_numpy(np.sort(masked.numpy(), axis=-1)[..., -count:])
+    return torch.topk(masked, count, dim=-1).values.flip(-1)
 
 
 def _largest_share(
@@ -107,7 +106,7 @@ def _largest_share(
     alive = (masked > -torch.inf).sum(-1, keepdim=True)
     count = torch.ceil(alive.double() * ratio - 1e-9).long().clamp(min=at_least)  # 0.1 * 30 is a little over 3
     longest = min(length, max(at_least, math.ceil(length * ratio - 1e-9)))
-    kth = _largest(masked, longest).gather(-1, count.clamp(max=longest) - 1)
+    kth = _largest(masked, longest).gather(-1, longest - count.clamp(max=longest))
     return count.to(masked.dtype), kth
 
 
