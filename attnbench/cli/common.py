@@ -148,3 +148,14 @@ def show_dry_run(plan: dict[str, Any], *, as_json: bool) -> None:
         )  # fmt: skip
     out.print(table)
     out.print(f"{len(plan['cells'])} cells would go to {plan['folder']}; nothing was written", markup=False)
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a UTF-8 text file, or of stdin for `-`. Raises SpecError when it cannot be read."""
+    from attnbench.core.errors import SpecError
+
+    try:
+        content = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        return content.decode("utf-8").removesuffix("\n").split("\n") if content else []
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: cannot be read as UTF-8 text ({error})") from None

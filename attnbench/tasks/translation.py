@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -20,6 +21,8 @@ from attnbench.search.base import Limits, Searcher
 from attnbench.tasks.base import Loss, Metrics, TaskSpec, tasks
 from attnbench.tasks.loss import smoothed_cross_entropy
 
+SENTENCES = 64
+"""Sentences decoded at a time where they are not in batches yet."""
 SAMPLE = 256
 """Sentences of a split on which attention is measured: the first ones."""
 
@@ -96,6 +99,23 @@ class Translation:
         produced = sum(len(tokens) + 1 for tokens in decoded.values())
         metrics.values.update({"decode_seconds": seconds, "decode_tokens_per_s": produced / max(seconds, 1e-9)})
         return metrics
+
+    @torch.no_grad()
+    def translate(self, model: Seq2SeqModel, data: Data, lines: Sequence[str], searcher: Searcher) -> list[str]:
+        """Translations of raw source lines, detokenised, in their order."""
+        device = next(model.parameters()).device
+        encoded = [[*data.source_vocabulary.encode(line), EOS] for line in data.tokenize(lines)]
+        order = sorted(range(len(encoded)), key=lambda line: len(encoded[line]))
+        found: dict[int, str] = {}
+        for start in range(0, len(order), SENTENCES):
+            chosen = order[start : start + SENTENCES]
+            rows = [torch.tensor(encoded[line]) for line in chosen]
+            padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD).to(device)
+            best = searcher(model, Source(padded, padded != PAD), self.limits)
+            found |= {
+                line: data.target_vocabulary.decode(each[0].tokens) for line, each in zip(chosen, best, strict=True)
+            }
+        return data.detokenize([found[line] for line in range(len(encoded))])
 
     def score(self, data: Data, split: str, lines: list[str]) -> Metrics:
         """Scores of tokenised output lines, in the order of the split."""

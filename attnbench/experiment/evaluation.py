@@ -1,0 +1,103 @@
+"""Score the weights of a cell again, with another search, another checkpoint or other text; the run stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from attnbench.core.errors import AttnbenchError, DataError, SpecError
+from attnbench.core.spec import spec_error, unknown
+from attnbench.data.corpus import Data
+from attnbench.experiment.grid import override_document, read_document
+from attnbench.experiment.pipeline import EVAL_TOKENS, build_model
+from attnbench.experiment.spec import CellSpec
+from attnbench.tasks.base import Metrics, Task
+from attnbench.train.runtime import choose_device, keep_freed_memory
+from attnbench.train.state import checkpoint_steps, load_average, load_weights, weights_path
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A cell's model with the weights of `steps`, ready to decode."""
+
+    spec: CellSpec
+    task: Task
+    data: Data
+    model: Any
+    steps: list[int]
+
+
+def load_trained(
+    folder: Path, overrides: Sequence[str], cache: Path, *, device: str | None, step: int | None
+) -> Trained:
+    """The model of a cell's folder, with `key.path=value` laid over its spec (search and scores may change).
+
+    step: one checkpoint; None: what the training would evaluate. Raises SpecError for what is no cell or does not
+    fit its weights, DataError where the prepared data or the checkpoints are gone.
+    """
+    if not (folder / "spec.yaml").is_file() or (folder / "grid.json").is_file():
+        raise SpecError(f"{folder}: this is no cell; name a folder below runs/<name>/cells/{_cells(folder)}")
+    document = read_document(folder / "spec.yaml")
+    for override in overrides:
+        document = override_document(document, override)
+    try:
+        spec = CellSpec.model_validate(document.raw)
+    except ValidationError as error:
+        raise spec_error(error, document.source, document.lines) from None
+    at = spec.task.data_path(cache)
+    if not (at / "manifest.json").is_file():
+        raise DataError(f"the data are not prepared ({at}); run `attnbench prepare {folder / 'spec.yaml'}`")
+    keep_freed_memory()
+    model = build_model(spec).to(choose_device(device))
+    steps = _load(model, folder / "checkpoints", spec, step)
+    model.eval()
+    return Trained(spec, spec.task.bind(), spec.task.open(at), model, steps)
+
+
+def _cells(folder: Path) -> str:
+    cells = sorted(path.name for path in (folder / "cells").glob("*") if path.is_dir())
+    return f" ({', '.join(cells[:8])})" if cells else ""
+
+
+def _load(model: torch.nn.Module, checkpoints: Path, spec: CellSpec, step: int | None) -> list[int]:
+    steps = checkpoint_steps(checkpoints)
+    if not steps:
+        raise DataError(f"{checkpoints}: there are no checkpoints; train the cell first")
+    if step is not None:
+        if step not in steps:
+            raise SpecError(f"--step {step}: {unknown('checkpoint', str(step), [str(each) for each in steps])}")
+        load_weights(model, weights_path(checkpoints, step))
+        return [step]
+    chosen = steps[-spec.train.average :]
+    if spec.train.average > 1:
+        load_average(model, checkpoints, chosen)
+        return chosen
+    best = _best(checkpoints, steps[-1])
+    load_weights(model, weights_path(checkpoints, best if best in steps else steps[-1]))
+    return [best]
+
+
+def _best(checkpoints: Path, newest: int) -> int:
+    state = torch.load(checkpoints / f"step-{newest}" / "state.pt", map_location="cpu", weights_only=True)
+    return state["train"]["best_step"] or newest
+
+
+def score_split(trained: Trained, split: str) -> Metrics:
+    """Decode and score one split. Raises DataError for a split that the data do not have."""
+    searcher = trained.spec.search.build()
+    with torch.no_grad():
+        return trained.task.evaluate(trained.model, trained.data, split, searcher, EVAL_TOKENS)
+
+
+def translate(trained: Trained, lines: Sequence[str]) -> list[str]:
+    """Translations of raw source lines, detokenised, in their order."""
+    if not hasattr(trained.task, "translate"):
+        raise AttnbenchError(f"the task '{trained.spec.task.kind}' does not translate text")
+    searcher = trained.spec.search.build()
+    with torch.no_grad():
+        return trained.task.translate(trained.model, trained.data, lines, searcher)
