@@ -122,13 +122,13 @@ class TrainStream:
         epoch, number, skip = start
         while True:
             pool, rows = self._pool(epoch, number)
-            for turn in range(skip, len(rows)):
-                if (turn + number) % self._shards == self._shard:
-                    following = Cursor(epoch, number, turn + 1)
-                    if turn + 1 == len(rows):
-                        following = self._after(epoch, number)
-                    yield following, pool.batch(rows[turn])
-            epoch, number, skip = self._after(epoch, number)
+            after = self._after(epoch, number)
+            # which shard begins turns about, or the first ones would get more batches of every pool
+            own = [turn for turn in range(skip, len(rows)) if (turn + number) % self._shards == self._shard]
+            following = [Cursor(epoch, number, turn) for turn in own[1:]] + [after]
+            for turn, cursor in zip(own, following, strict=False):
+                yield cursor, pool.batch(rows[turn])
+            epoch, number, skip = after
 
     def _after(self, epoch: int, pool: int) -> Cursor:
         return Cursor(epoch, pool + 1) if pool + 1 < self.pools else Cursor(epoch + 1)

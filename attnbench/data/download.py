@@ -129,7 +129,7 @@ class Progress:
     def update(self, size: int) -> None:
         self._done += size
         share = self._done / self.total if self.total else 0.0
-        if share - self._told >= 0.1 or time.monotonic() - self._when >= 30:
+        if share - self._told > 0.0999 or time.monotonic() - self._when >= 30:
             self._told, self._when = share, time.monotonic()
             done = f"{min(self._done, self.total or self._done) / 1e6:.1f} MB"
             log.info("%s: %s%s", self._name, done, f" ({min(share, 1):.0%})" if self.total else "")

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+
+import pytest
+
+from attnbench.data.datasets.base import Remote
+from attnbench.data.download import Progress, Unavailable, fetch
+
+DATA = b"some line\n" * 5000
+
+
+def checksum(algorithm: str) -> str:
+    return f"{algorithm}:{hashlib.new(algorithm, DATA).hexdigest()}"
+
+
+@pytest.fixture
+def served(server):
+    (server.folder / "train.de").write_bytes(DATA)
+    return server
+
+
+def remote(server, *paths: str, known: str | None = None, size: int | None = None) -> Remote:
+    return Remote("train.de", tuple(server.url + path for path in paths), known, size)
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "md5"])
+def test_a_file_is_fetched_once_and_checked(served, tmp_path: Path, algorithm: str) -> None:
+    wanted = remote(served, "train.de", known=checksum(algorithm))
+    first = fetch(wanted, tmp_path)
+    assert first.path.read_bytes() == DATA
+    assert first.sha256 == hashlib.sha256(DATA).hexdigest()
+    assert fetch(wanted, tmp_path) == first
+    assert fetch(wanted, tmp_path, offline=True) == first
+    assert served.asked == ["/train.de"]
+
+
+def test_mirrors_are_tried_in_turn(served, tmp_path: Path) -> None:
+    got = fetch(remote(served, "gone/train.de", "cut/train.de", "train.de", known=checksum("sha256")), tmp_path)
+    assert got.url.endswith("/train.de")
+    assert got.path.read_bytes() == DATA
+    assert [path.rsplit("/", 1)[0] for path in served.asked] == ["/gone", "/cut", "/cut", ""]
+
+
+def test_every_failure_is_told_with_its_url_and_leaves_nothing(served, tmp_path: Path) -> None:
+    wrong = "sha256:" + "0" * 64
+    with pytest.raises(Unavailable) as caught:
+        fetch(remote(served, "gone", "cut/train.de", "train.de", known=wrong), tmp_path)
+    why = [reason for _, reason in caught.value.tried]
+    assert why[0] == "the server answers 404"
+    assert "IncompleteRead" in why[1]
+    assert why[2].startswith("wrong checksum: ")
+    assert wrong.removeprefix("sha256:") in why[2]
+    assert checksum("sha256").removeprefix("sha256:") in why[2]
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and "served" not in path.parts] == []
+
+
+def test_no_server_at_all(server, tmp_path: Path) -> None:
+    server.close()
+    with pytest.raises(Unavailable, match="Connection refused"):
+        fetch(remote(server, "train.de"), tmp_path)
+
+
+def test_a_spoilt_file_in_the_cache_is_fetched_again(served, tmp_path: Path) -> None:
+    wanted = remote(served, "train.de", known=checksum("md5"))
+    fetch(wanted, tmp_path).path.write_bytes(b"spoilt")
+    with pytest.raises(Unavailable, match="offline, and not in the cache"):
+        fetch(wanted, tmp_path, offline=True)
+    assert fetch(wanted, tmp_path).path.read_bytes() == DATA
+
+
+def test_offline_asks_nobody(served, tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="offline"):
+        fetch(remote(served, "train.de"), tmp_path, offline=True)
+    assert served.asked == []
+
+
+def test_an_unknown_checksum_is_recorded_with_a_warning_and_holds_from_then_on(
+    served, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = remote(served, "train.de")
+    got = fetch(wanted, tmp_path)
+    assert f"recorded the one seen: {checksum('sha256')}" in caplog.text
+    assert (got.path.parent / "train.de.sha256").read_text().strip() == got.sha256
+    got.path.write_bytes(b"spoilt")
+    caplog.clear()
+    assert fetch(wanted, tmp_path).path.read_bytes() == DATA
+    assert "no checksum" not in caplog.text
+
+
+def test_a_size_is_checked_where_no_checksum_is_known(served, tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match=r"wrong size: 50,000 bytes in place of 49,999"):
+        fetch(remote(served, "train.de", size=49_999), tmp_path)
+    assert fetch(remote(served, "train.de", size=50_000), tmp_path).path.exists()
+
+
+def test_progress_tells_each_tenth(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "attnbench")
+    progress = Progress("train.de")
+    progress.total = 1000
+    for _ in range(100):
+        progress.update(10)
+    shares = [record.getMessage().rsplit("(")[-1] for record in caplog.records]
+    assert shares == [f"{ten}%)" for ten in range(10, 101, 10)]

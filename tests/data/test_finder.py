@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attnbench.core.errors import DataError
+from attnbench.data.finder import Finder, bare
+
+
+def make(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+
+
+def test_packed_and_nested_files_are_found_by_their_bare_name(tmp_path: Path) -> None:
+    make(tmp_path, "deep/er/train.de.gz", "train.en.xz", "deep/train.en", ".hidden/val.de")
+    finder = Finder([tmp_path])
+    assert finder.find("train.de") == tmp_path / "deep/er/train.de.gz"
+    assert finder.find("train.en.gz") == tmp_path / "train.en.xz"
+    assert finder.find("nothing", "train.de.gz") == tmp_path / "deep/er/train.de.gz"
+    assert bare("a.b.gz") == "a.b"
+
+
+def test_all_missing_names_are_kept(tmp_path: Path) -> None:
+    make(tmp_path, "a.de")
+    finder = Finder([tmp_path])
+    assert finder.pair(["a.de"], ["a.en", "b.en"])[0] == tmp_path / "a.de"
+    finder.pair(["c.de"], ["c.en"])
+    assert finder.missing == ["a.en or b.en", "c.de", "c.en"]
+
+
+def test_an_earlier_folder_goes_first(tmp_path: Path) -> None:
+    make(tmp_path, "one/a", "two/a")
+    assert Finder([tmp_path / "two", tmp_path / "one"]).find("a") == tmp_path / "two/a"
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="absent: no such folder"):
+        Finder([tmp_path / "absent"])
