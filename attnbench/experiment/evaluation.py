@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from attnbench.core.errors import AttnbenchError, DataError, SpecError
+from attnbench.core.errors import DataError, SpecError
 from attnbench.core.spec import spec_error, unknown
 from attnbench.data.corpus import Data
 from attnbench.experiment.grid import override_document, read_document
 from attnbench.experiment.pipeline import EVAL_TOKENS, build_model
 from attnbench.experiment.spec import CellSpec
 from attnbench.tasks.base import Metrics, Task
-from attnbench.train.runtime import choose_device, keep_freed_memory
+from attnbench.train.runtime import choose_device, keep_freed_memory, use_onednn_float32
 from attnbench.train.state import checkpoint_steps, load_average, load_weights, weights_path
 
 
@@ -53,6 +53,7 @@ def load_trained(
     if not (at / "manifest.json").is_file():
         raise DataError(f"the data are not prepared ({at}); run `attnbench prepare {folder / 'spec.yaml'}`")
     keep_freed_memory()
+    use_onednn_float32()
     model = build_model(spec).to(choose_device(device))
     steps = _load(model, folder / "checkpoints", spec, step)
     model.eval()
@@ -96,8 +97,6 @@ def score_split(trained: Trained, split: str) -> Metrics:
 
 def translate(trained: Trained, lines: Sequence[str]) -> list[str]:
     """Translations of raw source lines, detokenised, in their order."""
-    if not hasattr(trained.task, "translate"):
-        raise AttnbenchError(f"the task '{trained.spec.task.kind}' does not translate text")
     searcher = trained.spec.search.build()
     with torch.no_grad():
         return trained.task.translate(trained.model, trained.data, lines, searcher)

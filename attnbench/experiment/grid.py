@@ -159,10 +159,16 @@ def expand(document: Document, *, seeds: Sequence[int] = ()) -> Experiment:
     base = {key: value for key, value in raw.items() if key in CellSpec.model_fields}
     axes = [(path, list(enumerate(values))) for path, values in header.grid.axes.items()]
     chosen = list(seeds) or header.grid.seeds or [None]
+    named = {str(_label(value)[1]) for values in header.grid.axes.values() for value in values}
+    for label in header.grid.more_seeds:
+        if label not in named:
+            raise SpecError(f"{document.source}: grid.more_seeds: {unknown('label', label, sorted(named))}")
     cells: list[Cell] = []
     for combination in itertools.product(*(values for _, values in axes)):
         picks = [(path, index, value) for (path, _), (index, value) in zip(axes, combination, strict=True)]
-        for seed in chosen:
+        labels = [str(_label(value)[1]) for _, _, value in picks]
+        own = next((header.grid.more_seeds[label] for label in labels if label in header.grid.more_seeds), chosen)
+        for seed in chosen if seeds else own:
             cells.append(_cell(base, picks, seed, document))
     twins: dict[str, Cell] = {}
     for cell in cells:

@@ -23,7 +23,7 @@ from attnbench.experiment.spec import CellSpec
 from attnbench.search.greedy import GreedySpec
 from attnbench.tasks.base import Metrics
 from attnbench.train.loop import Outcome, train
-from attnbench.train.runtime import Runtime, choose_device, keep_freed_memory, use_threads
+from attnbench.train.runtime import Runtime, choose_device, keep_freed_memory, use_onednn_float32, use_threads
 from attnbench.train.spec import TrainSpec
 from attnbench.train.state import checkpoint_steps, load_average, load_weights, weights_path
 
@@ -82,6 +82,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     device = choose_device(place.device)
     use_threads(place.threads)
     keep_freed_memory()
+    use_onednn_float32()
     runtime = Runtime(device, spec.train.precision)
     at = spec.task.data_path(place.cache)
     if not (at / "manifest.json").is_file():

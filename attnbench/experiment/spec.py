@@ -48,8 +48,22 @@ class GridSpec(Spec):
 
     seeds: list[int] = Field(default_factory=list)
     """The same seeds in every cell, so that cells are paired. Left out: the cell's own seed."""
+    more_seeds: dict[str, list[int]] = Field(default_factory=dict)
+    """Label of an axis entry -> the seeds of its cells, where they differ: `{8: [1, 2, 3], inf: [1, 2, 3]}`."""
     axes: dict[str, list[Any]] = Field(default_factory=dict)
     """Dotted path -> the values it takes in turn. A mapping is merged into the node it names, `label` aside."""
+
+    @field_validator("more_seeds", mode="before")
+    @classmethod
+    def _named(cls, raw: Any) -> Any:
+        return {str(label): seeds for label, seeds in raw.items()} if isinstance(raw, dict) else raw
+
+    @field_validator("more_seeds")
+    @classmethod
+    def _known(cls, more: dict[str, list[int]]) -> dict[str, list[int]]:
+        for seeds in more.values():
+            cls._distinct(seeds)
+        return more
 
     @field_validator("seeds")
     @classmethod

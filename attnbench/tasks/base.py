@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
@@ -50,6 +50,10 @@ class Task(Protocol):
 
     def evaluate(self, model: Any, data: Any, split: str, searcher: Searcher, tokens: int) -> Metrics:
         """Decode a split and score it."""
+        ...
+
+    def translate(self, model: Any, data: Any, lines: Sequence[str], searcher: Searcher) -> list[str]:
+        """Outputs for raw source lines, in their order."""
         ...
 
     def inspect(self, model: Any, data: Any, split: str, tokens: int) -> Metrics:

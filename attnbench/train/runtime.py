@@ -72,10 +72,10 @@ def use_onednn_float32() -> bool:
     On processors that MKL does not use fully this doubles their speed. The setting permits lower precision, so
     it stays only if a product of this machine shows none.
     """
-    setting = getattr(getattr(torch.backends.mkldnn, "matmul", None), "fp32_precision", None)
-    if setting is None or not torch.backends.mkldnn.is_available():
+    matmul = getattr(torch.backends.mkldnn, "matmul", None)
+    setting = getattr(matmul, "fp32_precision", None)
+    if matmul is None or setting is None or not torch.backends.mkldnn.is_available():
         return False
-    matmul = torch.backends.mkldnn.matmul
     matmul.fp32_precision = "bf16"
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(256, 256, generator=generator) for _ in range(2))
