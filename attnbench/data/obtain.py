@@ -33,7 +33,8 @@ def obtain(dataset: DatasetSpec, cache: Path, source: Path | None, *, offline: b
     bundles = dataset.bundles()
     if source is not None:
         finder = Finder([source])
-        _unpack_known(source, finder, {remote.name for bundle in bundles for remote in bundle}, raw)
+        known = {remote.name for bundle in bundles for remote in bundle}
+        _unpack_known(source, finder, known.union(dataset.wrappers), raw)
         return Obtained(finder, [])
     if not bundles:
         return Obtained(Finder([]), [])

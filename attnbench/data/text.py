@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
-import sacremoses
-
 Clean = Callable[[str], str]
 
 
@@ -16,19 +14,25 @@ def spaced(line: str) -> str:
     return " ".join(line.split())
 
 
+def _sacremoses() -> Any:
+    import sacremoses  # half a second, and most specs are only looked at
+
+    return sacremoses
+
+
 @cache
 def _tokenizer(language: str) -> Any:
-    return sacremoses.MosesTokenizer(language)
+    return _sacremoses().MosesTokenizer(language)
 
 
 @cache
 def _detokenizer(language: str) -> Any:
-    return sacremoses.MosesDetokenizer(language)
+    return _sacremoses().MosesDetokenizer(language)
 
 
 @cache
 def _normalizer(language: str) -> Any:
-    return sacremoses.MosesPunctNormalizer(language, post_remove_control_chars=True)
+    return _sacremoses().MosesPunctNormalizer(language, post_remove_control_chars=True)
 
 
 def moses_tokenize(language: str, *, split_hyphens: bool = False) -> Clean:

@@ -41,6 +41,8 @@ class DatasetSpec(Spec):
     licence: ClassVar[str] = ""
     by_hand: ClassVar[str] = ""
     """Where a person finds the files."""
+    wrappers: ClassVar[tuple[str, ...]] = ()
+    """Archives that a person may have instead of the released ones, which they hold."""
     recipe: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """The fields of a Recipe that this corpus is usually prepared with; what is not named keeps its own default."""
     expected: ClassVar[Mapping[str, int]] = MappingProxyType({})

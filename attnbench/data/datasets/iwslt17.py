@@ -30,6 +30,7 @@ class Iwslt17FrEn(DatasetSpec):
     title: ClassVar = "IWSLT'17 Fr-En, TED talks"
     licence: ClassVar = "CC BY-NC-ND 3.0 (TED)"
     by_hand: ClassVar = "https://github.com/hlt-mt/WIT3, archive/2017-01-trnted/texts/fr/en"
+    wrappers: ClassVar = ("2017-01-trnted.tgz",)
     recipe: ClassVar = MappingProxyType(
         {"tokenizer": {"kind": "bpe", "vocab": 10000, "joint": True}, "max_length": 175, "max_ratio": 1.5}
     )

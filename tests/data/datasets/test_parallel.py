@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attnbench.core.errors import DataError
+
+TRAIN = {"source": "a.de", "target": "a.en"}
+
+
+def dataset(**fields: object) -> dict[str, object]:
+    return {"kind": "parallel", "languages": ["de", "en"], "train": TRAIN, **fields}
+
+
+def give(given, stem: str, count: int, ends: tuple[str, str] = ("de", "en")) -> None:
+    for end in ends:
+        given.text(f"{stem}.{end}", "".join(f"{stem} {end[:2]} {number}\n" for number in range(count)))
+
+
+def test_packed_files_by_their_path(given, prepared) -> None:
+    give(given, "a", 20, ("de.gz", "en.xz"))
+    data = prepared(dataset(train={"source": "a.de.gz", "target": "a.en.xz"}, hold_every=10))
+    assert [len(data.split(split)) for split in ("train", "valid", "test")] == [16, 2, 2]
+    assert list(data.split("valid").source) == ["a de 9", "a de 19"]
+    assert list(data.split("test").source) == ["a de 8", "a de 18"]
+
+
+def test_a_set_that_is_given_is_not_held_out(given, prepared) -> None:
+    give(given, "a", 20)
+    give(given, "v", 3)
+    data = prepared(dataset(valid={"source": "v.de", "target": "v.en"}, hold_every=10))
+    assert list(data.split("valid").source) == ["v de 0", "v de 1", "v de 2"]
+    assert [len(data.split(split)) for split in ("train", "test")] == [18, 2]
+    assert "a de 9" in list(data.split("train").source)
+
+
+def test_all_three_given(given, prepared) -> None:
+    for stem in "avt":
+        give(given, stem, 4)
+    files = {split: {"source": f"{stem}.de", "target": f"{stem}.en"} for split, stem in (("valid", "v"), ("test", "t"))}
+    data = prepared(dataset(**files))
+    assert [len(data.split(split)) for split in ("train", "valid", "test")] == [4, 4, 4]
+
+
+def test_paths_from_the_working_directory(given, prepared, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    give(given, "sub/a", 10)
+    monkeypatch.chdir(tmp_path / "given")
+    train = {"source": "sub/a.de", "target": str(tmp_path / "given/sub/a.en")}
+    assert len(prepared(dataset(train=train, hold_every=5)).split("train")) == 6
+
+
+def test_alignments_follow_their_lines(given, prepared) -> None:
+    give(given, "a", 10)
+    given.text("a.align", "".join(f"{number}-0\n" for number in range(10)))
+    data = prepared(dataset(train=TRAIN | {"alignment": "a.align"}, hold_every=5))
+    assert list(data.split("valid").alignments) == ["4-0", "9-0"]
+    assert list(data.split("train").alignments)[:4] == ["0-0", "1-0", "2-0", "5-0"]
+
+
+def test_tokenised_text_is_left_alone_and_can_be_undone(given, prepared) -> None:
+    given.text("a.de", "das ist &apos;s , ja .\n" * 10)
+    given.text("a.en", "that &apos;s it .\n" * 10)
+    data = prepared(dataset(tokenized=True, hold_every=5))
+    assert data.split("test").source[0] == "das ist &apos;s , ja ."
+    assert data.split("test").references[0] == "that's it."
+
+
+def test_an_absent_file_is_named_with_the_mend(given, prepared) -> None:
+    give(given, "a", 3, ("de",))
+    with pytest.raises(DataError, match=r"no file .*given/a\.en or .*a\.en; correct the path in task\.dataset, or"):
+        prepared(dataset())

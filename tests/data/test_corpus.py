@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from attnbench.core.errors import DataError
+from attnbench.data.corpus import Data
+from attnbench.data.prepare import prepare
+from attnbench.data.recipe import Recipe
+
+GERMAN = ['Ein Haus & "ein" Hof.', "Die Katze schläft.", "Das ist's, ja!"] * 4
+ENGLISH = ['A house & a "yard".', "The cat doesn't sleep.", "That's it, yes!"] * 4
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    folder = tmp_path_factory.mktemp("text")
+    for name, lines in (("a.de", GERMAN), ("a.en", ENGLISH)):
+        (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    dataset = {
+        "kind": "parallel",
+        "languages": ["de", "en"],
+        "train": {"source": "a.de", "target": "a.en"},
+        "hold_every": 6,
+    }
+    raw = {"dataset": dataset, "tokenizer": {"kind": "bpe", "vocab": 150}, "lowercase": True}
+    return Data.open(prepare(Recipe.model_validate(raw), cache=folder / "cache", source=folder))
+
+
+def test_lines_tokenised_and_as_given(small: Data) -> None:
+    test = small.split("test")
+    assert len(test) == len(test.source) == 2
+    assert test.source[0] == "die katze schläft ."
+    assert test.target[0] == "the cat doesn &apos;t sleep ."
+    assert test.references[0] == "The cat doesn't sleep."
+    assert small.languages == ("de", "en")
+    assert small.detokenize([test.target[0]]) == ["the cat doesn't sleep."]
+
+
+def test_vocabularies_turn_ids_into_lines(small: Data) -> None:
+    test = small.split("test")
+    for number, line in enumerate(test.target):
+        ids = test.ids.target[number].tolist()
+        assert small.target_vocabulary.encode(line) == ids
+        assert small.target_vocabulary.decode(ids) == line
+    assert small.source_vocabulary is small.target_vocabulary
+    assert small.source_vocabulary.rows == 150
+
+
+def test_new_text_is_tokenised_as_the_recipe_says(small: Data) -> None:
+    assert small.tokenize(GERMAN[:2]) == ["ein haus &amp; &quot; ein &quot; hof .", "die katze schläft ."]
+    assert small.tokenize(["That's"], "en") == ["that &apos;s"]
+
+
+def test_batches_hold_the_lines_they_name(small: Data) -> None:
+    train = small.split("train")
+    for _, batch in islice(small.batches(1, tokens=60), 5):
+        for row, line in enumerate(batch.index.tolist()):
+            ids = batch.target_out[row][batch.target_valid[row]].tolist()
+            assert small.target_vocabulary.decode(ids) == train.target[line]
+    lines = [line for batch in small.eval_batches("valid", tokens=60) for line in batch.index.tolist()]
+    assert sorted(lines) == list(range(len(small.split("valid"))))
+
+
+def test_what_is_not_there(small: Data) -> None:
+    with pytest.raises(DataError, match=r"no split 'dev' \(known: train, valid, test\)"):
+        small.split("dev")
+    with pytest.raises(DataError, match="keeps no untokenised references"):
+        _ = small.split("train").references
+    assert small.split("test").alignments is None
+
+
+def test_untokenised_text_without_moses_stays_as_it_is(demo: Data) -> None:
+    assert demo.detokenize(["kula som ,"]) == ["kula som ,"]
+    assert list(demo.split("test").references) == list(demo.split("test").target)
+
+
+def test_known_alignments_come_along(demo: Data) -> None:
+    test = demo.split("test")
+    assert test.alignments is not None
+    assert len(test.alignments) == len(test)
+
+
+def test_open_needs_only_the_folder(demo_path: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "moved"
+    demo_path.rename(moved)
+    try:
+        assert len(Data.open(moved).split("train")) == 700
+    finally:
+        moved.rename(demo_path)

@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from attnbench.core.errors import DataError
+from attnbench.data import prepare as module
+from attnbench.data.corpus import Data
+from attnbench.data.datasets.base import datasets
+from attnbench.data.prepare import cache_root, describe_datasets, is_prepared, prepare, prepared_path, read_manifest
+from attnbench.data.recipe import Recipe
+
+SOURCE = ["ein haus", "das alte haus .", "ein hund und eine katze", "der hund", "zwei katzen schlafen"] * 4
+TARGET = ["a house", "the old house .", "a dog and a cat", "the dog", "two cats sleep"] * 4
+
+
+def text(folder: Path, name: str, lines: list[str]) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return str(folder / name)
+
+
+def recipe(folder: Path, source: list[str] = SOURCE, target: list[str] = TARGET, **fields: object) -> Recipe:
+    train = {"source": text(folder, "a.de", source), "target": text(folder, "a.en", target)}
+    dataset = {"kind": "parallel", "languages": ["de", "en"], "train": train, "hold_every": 5}
+    return Recipe.model_validate({"dataset": dataset, "tokenizer": "word", **fields})
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def left_behind(cache: Path) -> list[str]:
+    """What a failed attempt leaves in the cache, the lock aside."""
+    return [str(path.relative_to(cache)) for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"]
+
+
+def test_a_folder_with_a_manifest_of_all_its_files(tmp_path: Path) -> None:
+    mine = recipe(tmp_path / "text")
+    path = prepare(mine, cache=tmp_path / "cache")
+    assert path == prepared_path(mine, tmp_path / "cache")
+    assert path.parts[-3:] == ("prepared", "parallel", mine.digest())
+    assert is_prepared(mine, tmp_path / "cache")
+    manifest = read_manifest(path)
+    files = everything(path)
+    assert set(manifest["files"]) == set(files) - {"manifest.json"}
+    for name, facts in manifest["files"].items():
+        assert facts == {"bytes": len(files[name]), "sha256": hashlib.sha256(files[name]).hexdigest()}
+    assert [(item["name"], item["bytes"]) for item in manifest["sources"]] == [
+        (name, (tmp_path / "text" / name).stat().st_size) for name in ("a.de", "a.en")
+    ]
+    assert manifest["digest"] == mine.digest()
+    assert Recipe.model_validate(manifest["recipe"]) == mine
+    assert {split: entry["pairs"] for split, entry in manifest["splits"].items()} == {
+        "train": 12,
+        "valid": 4,
+        "test": 4,
+    }
+    assert set(manifest["tools"]) == {"attnbench", "sacremoses", "tokenizers"}
+
+
+def test_counts_are_those_of_the_ids(tmp_path: Path) -> None:
+    data = Data.open(prepare(recipe(tmp_path / "text"), cache=tmp_path / "cache"))
+    for name in ("train", "valid", "test"):
+        numbers, ids = data.manifest["splits"][name], data.split(name).ids
+        lengths = [(len(ids.source[i]), len(ids.target[i])) for i in range(len(data.split(name)))]
+        assert numbers["source_tokens"] == sum(source for source, _ in lengths)
+        assert numbers["target_tokens"] == sum(target for _, target in lengths)
+        assert numbers["wide_tokens"] == sum(max(pair) + 1 for pair in lengths)
+        assert numbers["widest"] == max(max(pair) for pair in lengths) + 1
+        assert numbers["source_unk"] == sum((ids.source[i] == 3).sum() for i in range(len(lengths)))
+
+
+@pytest.mark.parametrize(
+    "tokenizer", ["word", {"kind": "bpe", "vocab": 120}, {"kind": "bpe", "vocab": 100, "joint": False}]
+)
+def test_twice_is_byte_equal(tmp_path: Path, tokenizer: object) -> None:
+    mine = recipe(tmp_path / "text", tokenizer=tokenizer)
+    paths = [prepare(mine, cache=tmp_path / name) for name in ("one", "two")]
+    assert everything(paths[0]) == everything(paths[1])
+
+
+def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
+    mine = recipe(tmp_path / "text")
+    path = prepare(mine, cache=tmp_path / "cache")
+    (path / "mark").touch()
+    assert prepare(mine, cache=tmp_path / "cache") == path
+    assert (path / "mark").exists()
+
+
+def test_changed_files_of_the_user_are_prepared_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    mine = recipe(tmp_path / "text")
+    path = prepare(mine, cache=tmp_path / "cache")
+    before = read_manifest(path)
+    for target in ([*TARGET[:-1], "two cats rest  "], [*TARGET[:-1], "two cats wake  "]):  # another size; the same size
+        text(tmp_path / "text", "a.en", target)
+        os.utime(tmp_path / "text" / "a.en", (time.time() + 5, time.time() + 5))
+        prepare(mine, cache=tmp_path / "cache")
+        assert read_manifest(path) != before
+        before = read_manifest(path)
+    assert "a.en has changed since it was prepared" in caplog.text
+    (tmp_path / "text" / "a.en").unlink()  # prepared data outlive the files they were made from
+    assert prepare(mine, cache=tmp_path / "cache") == path
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        (SOURCE[:-1], TARGET, r"a\.en:20: has no partner: .*a\.de has 19 lines and .*a\.en has 20"),
+        (["", *SOURCE[1:]], TARGET, r"a\.de:1: an empty line; fill it in.*`empty: drop`"),
+        (SOURCE, [*TARGET[:3], " \u3000", *TARGET[4:]], r"a\.en:4: an empty line"),
+        ([], [], r"the train split keeps no pair of 0 read"),
+    ],
+)
+def test_bad_pairs_are_named_and_nothing_is_left(tmp_path: Path, source: list, target: list, message: str) -> None:
+    mine = recipe(tmp_path / "text", source, target)
+    with pytest.raises(DataError, match=message):
+        prepare(mine, cache=tmp_path / "cache")
+    assert left_behind(tmp_path / "cache") == []
+    assert not is_prepared(mine, tmp_path / "cache")
+
+
+def test_bad_bytes_late_in_a_file_leave_nothing(tmp_path: Path) -> None:
+    mine = recipe(tmp_path / "text")
+    (tmp_path / "text" / "a.de").write_bytes("".join(line + "\n" for line in SOURCE[:-1]).encode() + b"k\xe4se\n")
+    with pytest.raises(DataError, match=r"a\.de:20: not UTF-8 at byte 2"):
+        prepare(mine, cache=tmp_path / "cache")
+    assert left_behind(tmp_path / "cache") == []
+
+
+def test_a_failure_leaves_the_older_preparation_alone(tmp_path: Path) -> None:
+    mine = recipe(tmp_path / "text")
+    before = everything(prepare(mine, cache=tmp_path / "cache"))
+    text(tmp_path / "text", "a.en", TARGET[:-2])
+    with pytest.raises(DataError):
+        prepare(mine, cache=tmp_path / "cache")
+    assert everything(prepared_path(mine, tmp_path / "cache")) == before
+
+
+def test_dropped_pairs_are_counted(tmp_path: Path) -> None:
+    source = [*SOURCE, "", "eins", "eins zwei drei vier", "wort " * 7]
+    target = [*TARGET, "x", "", "one", "word " * 7]
+    mine = recipe(tmp_path / "text", source, target, empty="drop", max_length=6, max_ratio=3)
+    splits = read_manifest(prepare(mine, cache=tmp_path / "cache"))["splits"]
+    assert splits["train"]["dropped"] == {"empty": 2, "too_long": 1, "ratio": 1}
+    assert splits["train"]["read"] == 24
+    assert sum(entry["pairs"] for entry in splits.values()) == 20
+
+
+def test_filters_leave_validation_and_test_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "text"
+    long = [text(folder, "v.de", ["a " * 30]), text(folder, "v.en", ["b"])]
+    raw = recipe(folder, max_length=5, max_ratio=2).dump()
+    raw["dataset"] |= {split: {"source": long[0], "target": long[1]} for split in ("valid", "test")}
+    splits = read_manifest(prepare(Recipe.model_validate(raw), cache=tmp_path / "cache"))["splits"]
+    assert [splits[split]["pairs"] for split in ("valid", "test")] == [1, 1]
+
+
+def test_a_full_disk_is_told_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("attnbench.data.store.IdsWriter.write", full)
+    with pytest.raises(DataError, match=r"no space left while writing .*set ATTNBENCH_CACHE to a folder on a larger"):
+        prepare(recipe(tmp_path / "text"), cache=tmp_path / "cache")
+    assert left_behind(tmp_path / "cache") == []
+
+
+def test_a_file_that_cannot_grow(tmp_path: Path) -> None:
+    """A real refusal by the system, in a process of its own: no file may pass 100 kB."""
+    code = (
+        "import resource, signal, sys; from pathlib import Path; "
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)); "
+        "from attnbench.data.prepare import prepare; from attnbench.data.recipe import Recipe; "
+        "recipe = Recipe.model_validate({'dataset': 'demo'}); "
+        "prepare(recipe, cache=Path(sys.argv[1]))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, tmp_path / "cache"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert "no space left while writing (File too large)" in ran.stderr.splitlines()[-1]
+    assert left_behind(tmp_path / "cache") == []
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file, not a folder")
+    with pytest.raises(DataError, match=r"cache.*: .*check the path and its permissions"):
+        prepare(recipe(tmp_path / "text"), cache=tmp_path / "cache")
+
+
+def test_what_a_killed_process_left_is_swept_up(tmp_path: Path) -> None:
+    mine = recipe(tmp_path / "text")
+    path = prepared_path(mine, tmp_path / "cache")
+    remains = path.parent / f".{path.name}.abc123"
+    remains.mkdir(parents=True)
+    (remains / "train.src.txt").write_text("half")
+    prepare(mine, cache=tmp_path / "cache")
+    assert not remains.exists()
+
+
+def test_two_at_once_make_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    build = module.build
+
+    def slowly(*args: object) -> object:
+        made.append(1)
+        time.sleep(0.2)
+        return build(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "build", slowly)
+    mine = recipe(tmp_path / "text")
+    threads = [threading.Thread(target=prepare, args=(mine,), kwargs={"cache": tmp_path / "cache"}) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    assert is_prepared(mine, tmp_path / "cache")
+
+
+def test_a_manifest_that_is_absent_or_damaged(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"not prepared data \(no manifest\.json\); run attnbench prepare"):
+        Data.open(tmp_path)
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(DataError, match="damaged; delete"):
+        Data.open(tmp_path)
+
+
+def test_counts_far_from_the_published_ones_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for split in ("train", "val", "test_2016_flickr"):
+        for language, lines in (("de", SOURCE), ("en", TARGET)):
+            (tmp_path / "m").mkdir(exist_ok=True)
+            (tmp_path / "m" / f"{split}.{language}.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    mine = Recipe.model_validate({"dataset": "multi30k-de-en", "tokenizer": {"kind": "bpe", "vocab": 200}})
+    prepare(mine, cache=tmp_path / "cache", source=tmp_path / "m")
+    assert "multi30k-de-en: train has 20 pairs, published: 29,000" in caplog.text
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNBENCH_CACHE", "/tmp/own")
+    assert cache_root() == Path("/tmp/own")
+    monkeypatch.delenv("ATTNBENCH_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/tmp/xdg")
+    assert cache_root() == Path("/tmp/xdg/attnbench")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_root() == Path("~/.cache/attnbench").expanduser()
+
+
+def test_lists_are_plain_data() -> None:
+    rows = describe_datasets()
+    assert [row["name"] for row in rows] == datasets.kinds()
+    assert json.loads(json.dumps(rows)) == rows
+
+
+def test_preparing_needs_no_torch() -> None:
+    code = "import sys, attnbench.data.prepare as p; p.describe_datasets(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
