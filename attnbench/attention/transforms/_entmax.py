@@ -66,9 +66,7 @@ def _step(mass: Float[Tensor, "... K"], base: Float[Tensor, "... K"], excess: Ex
 
 def _climbed(centred: Float[Tensor, "... K"], excess: Excess) -> Float[Tensor, "... 1"]:
     """Newton from below for alpha <= 2, where the norm is convex and falls in t, so that t never overshoots."""
-    largest = (1 - centred.shape[-1] ** -excess) / excess  # the root of a row of equal scores
     t = 2 * (entmax15.threshold(centred * 0.5) + 1)  # near the root, at a fraction of a round's cost
-    t = torch.minimum(t, torch.as_tensor(largest, dtype=t.dtype, device=t.device))
     mass, base = _masses(centred, t, excess)
     t = (t + _step(mass, base, excess)).nan_to_num_(0.0).clamp_min_(0.0)  # a step from above lands below; 0 is below
     for _ in range(ROUNDS):

@@ -104,7 +104,7 @@ def _largest_share(
     """How many keys each row keeps, and the smallest score it keeps."""
     length = masked.shape[-1]
     alive = (masked > -torch.inf).sum(-1, keepdim=True)
-    count = torch.ceil(alive.double() * ratio - 1e-9).long().clamp(min=at_least)  # 0.1 * 30 is a little over 3
+    count = torch.ceil(alive.double() * ratio - 1e-9).long().clamp(min=at_least)  # 0.07 * 100 is a little over 7
     longest = min(length, max(at_least, math.ceil(length * ratio - 1e-9)))
     kth = _largest(masked, longest).gather(-1, longest - count.clamp(max=longest))
     return count.to(masked.dtype), kth

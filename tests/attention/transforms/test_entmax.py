@@ -171,17 +171,20 @@ class TestLearned:
             assert narrow.raw.grad.item() == pytest.approx(wide.raw.grad.item(), rel=1e-3)
 
     def test_saturated_alphas_are_softmax_and_sparsemax(self):
-        scores = draw(2, 2, 3, 5).requires_grad_()
-        module = learned([-100.0, 100.0])
+        """-9.5 is an alpha of 1.000075, below which entmax is softmax."""
+        scores = draw(2, 3, 3, 5).requires_grad_()
+        module = learned([-100.0, 100.0, -9.5])
         weights = module(scores)
         torch.testing.assert_close(weights[:, 0], softmax(scores[:, 0]), rtol=0, atol=1e-12)
         torch.testing.assert_close(weights[:, 1], sparsemax(scores[:, 1]), rtol=0, atol=1e-12)
+        torch.testing.assert_close(weights[:, 2], softmax(scores[:, 2]), rtol=0, atol=1e-12)
         weights.square().sum().backward()
         assert module.raw.grad is not None
         assert scores.grad is not None
         assert module.raw.grad.isfinite().all()
         twin = scores.detach().clone().requires_grad_()
-        torch.stack([softmax(twin[:, 0]), sparsemax(twin[:, 1])], 1).square().sum().backward()
+        exact = [softmax(twin[:, 0]), sparsemax(twin[:, 1]), softmax(twin[:, 2])]
+        torch.stack(exact, 1).square().sum().backward()
         torch.testing.assert_close(scores.grad, twin.grad, rtol=0, atol=1e-12)
 
     def test_only_alpha_needs_a_gradient(self):

@@ -88,7 +88,8 @@ def test_padding_is_not_counted_by_k():
 
 
 @pytest.mark.parametrize(("ratio", "valid", "kept"), [
-    (0.1, 30, 3), (0.1, 31, 4), (0.1, 70, 7), (0.7, 10, 7), (1 / 3, 3, 1), (0.5, 1, 1), (1.0, 9, 9), (1e-6, 40, 1),
+    (0.1, 30, 3), (0.07, 100, 7), (0.14, 50, 7),
+    (0.1, 31, 4), (0.1, 70, 7), (0.7, 10, 7), (1 / 3, 3, 1), (0.5, 1, 1), (1.0, 9, 9), (1e-6, 40, 1),
     (0.3, 10, 3),
 ])  # fmt: skip
 def test_ratio_of_the_valid_keys_rounded_up(ratio, valid, kept):
