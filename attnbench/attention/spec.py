@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from attnbench.attention.modules.base import Attention, ModuleField, Site
 from attnbench.attention.modules.multihead import MultiHeadSpec
-from attnbench.attention.patterns.base import PatternField
+from attnbench.attention.patterns.base import PatternField, PatternSpec
 from attnbench.attention.patterns.full import FullSpec
 from attnbench.attention.scores.base import ScoreField
 from attnbench.attention.scores.dot import ScaledDotSpec
-from attnbench.attention.transforms.base import TransformField
+from attnbench.attention.transforms.base import TransformField, TransformSpec
 from attnbench.attention.transforms.softmax import SoftmaxSpec
 from attnbench.attention.types import ROLES, Dims, Role
 from attnbench.core.spec import Spec
@@ -22,9 +23,18 @@ from attnbench.core.spec import Spec
 Budget = int | Literal["inf"]
 
 
-def is_bare(spec: Spec) -> bool:
-    """True when nothing but the name was given, so that a budget may fill in the rest."""
-    return not spec.model_fields_set - {"kind"}
+def spend(part: PatternSpec | TransformSpec, budget: int, role: Role) -> PatternSpec | TransformSpec | None:
+    """`part` with the fields that a budget decides; None where it takes none, or where those fields are given."""
+    filled = part.from_budget(budget, role)
+    if filled is None:
+        return None
+    decided = filled.model_fields_set - {"kind"}
+    if decided & part.model_fields_set:
+        return None
+    try:
+        return part.replace(**{name: getattr(filled, name) for name in decided})
+    except ValidationError:  # a field that was given excludes what the budget would set, as topk's ratio does its k
+        return None
 
 
 class SiteSpec(Spec):
@@ -39,36 +49,34 @@ class SiteSpec(Spec):
     transform: TransformField = Field(default_factory=SoftmaxSpec)
     """From scores to weights."""
     budget: Budget | None = None
-    """Attended positions of an ordinary row: fills in the bare kinds that take one. `inf`: dense attention."""
+    """Attended positions of an ordinary row, for a pattern or transform without its own. `inf`: dense attention."""
     sparsify: Literal["train", "both"] = "both"
     """`train`: softmax instead of the transform whenever the model is in eval mode (the papers' row "T")."""
 
     @field_validator("budget", mode="before")
     @classmethod
-    def _infinite(cls, raw: Any) -> Any:
-        return "inf" if isinstance(raw, float) and math.isinf(raw) and raw > 0 else raw
-
-    @field_validator("budget")
-    @classmethod
-    def _positive(cls, value: Budget | None) -> Budget | None:
-        if isinstance(value, int) and value < 1:
-            raise ValueError(f"a budget is a whole number of positions from 1 on, or inf, not {value}")
-        return value
+    def _count_or_inf(cls, raw: Any) -> Any:
+        if isinstance(raw, float) and math.isinf(raw) and raw > 0:
+            return "inf"
+        count = isinstance(raw, int) and not isinstance(raw, bool) and raw >= 1
+        if raw is not None and raw != "inf" and not count:
+            raise ValueError(f"a budget is a whole number of positions from 1 on, or inf, not {raw!r}")
+        return raw
 
     def resolved(self, role: Role) -> Self:
-        """The same site with its budget spent on the bare kinds that take one. Raises ValueError where none does."""
+        """The same site with its budget spent on what takes one. Raises ValueError where nothing does."""
         parts: dict[str, Spec] = {}
         if self.budget is not None:
             probe = 1 if self.budget == "inf" else self.budget
             for name, dense in (("pattern", FullSpec()), ("transform", SoftmaxSpec())):
-                part = getattr(self, name)
-                filled = part.from_budget(probe, role) if is_bare(part) else None
+                filled = spend(getattr(self, name), probe, role)
                 if filled is not None:
                     parts[name] = dense if self.budget == "inf" else filled
             if not parts:
                 raise ValueError(
                     f"the budget {self.budget} has no taker: neither pattern '{self.pattern.kind}' nor transform "
-                    f"'{self.transform.kind}' takes one; name one bare (like `transform: topk`) or drop the budget"
+                    f"'{self.transform.kind}' takes one here; name one that does without its own number of positions "
+                    "(like `transform: topk`), or drop the budget"
                 )
         site = self.replace(**parts, budget=None)
         site.transform.require()
@@ -107,13 +115,14 @@ class AttentionSpec(Spec):
         if isinstance(default, SiteSpec):
             default = {name: getattr(default, name) for name in default.model_fields_set}
         try:
-            SiteSpec.model_validate(default)
-        except ValidationError:  # reported once, at `default`
-            default = {}
+            shared = SiteSpec.model_validate(default)
+        except ValidationError:  # told once, at `default`
+            return {**raw, **{role: {} for role in ROLES if not raw.get(role)}}
+        _check_shared(shared, [role for role in ROLES if not raw.get(role)])
         sites = {}
         for role in ROLES:
             own = raw.get(role, {})
-            if isinstance(default, Mapping) and isinstance(own, Mapping):
+            if isinstance(own, Mapping):
                 sites[role] = {**default, **own}
                 if "budget" not in own and ("pattern" in own or "transform" in own):
                     # an inherited budget serves the site only if its own choice takes one
@@ -135,6 +144,31 @@ class AttentionSpec(Spec):
 
     def site(self, role: Role) -> SiteSpec:
         return getattr(self, role)
+
+
+def _check_shared(default: SiteSpec, roles: Sequence[Role]) -> None:
+    """Tell what is wrong with `default` there, once, and not at each of the `roles` that inherit it whole."""
+    faults = dict.fromkeys(filter(None, (_fault(default, role) for role in roles)))
+    if faults:
+        raise ValidationError.from_exception_data(
+            "AttentionSpec",
+            [
+                InitErrorDetails(
+                    type=PydanticCustomError("default_site", "{message}", {"message": fault}),
+                    loc=("default",),
+                    input=default,
+                )
+                for fault in faults
+            ],
+        )
+
+
+def _fault(site: SiteSpec, role: Role) -> str | None:
+    try:
+        site.resolved(role)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _takes_budget(raw: Mapping[str, Any], role: Role) -> bool:

@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -98,6 +99,8 @@ def problems(error: ValidationError, at: YamlPath = ()) -> list[tuple[YamlPath, 
             found.append(((*loc, context["key"]), context["message"]))
         elif item["type"] == "missing":
             found.append((loc, "this key is required and absent"))
+        elif item["type"] == "literal_error" and isinstance(item.get("input"), str):
+            found.append((loc, unknown("choice", item["input"], re.findall(r"'([^']*)'", context["expected"]))))
         elif isinstance(cause, Exception):
             found.append((loc, str(cause)))
         else:
@@ -107,19 +110,29 @@ def problems(error: ValidationError, at: YamlPath = ()) -> list[tuple[YamlPath, 
     return found
 
 
+def place(name: str, line: int | str | None) -> str:
+    """Where a path was given, for the front of a message."""
+    if line is None:
+        return name
+    return f"{name}:{line}" if isinstance(line, int) else line
+
+
 def dotted(path: YamlPath) -> str:
     return ".".join(str(part) for part in path)
 
 
-def spec_error(error: ValidationError, name: str, lines: Mapping[YamlPath, int], at: YamlPath = ()) -> SpecError:
-    """A SpecError that gives the file, line and YAML path of each fault."""
+def spec_error(error: ValidationError, name: str, lines: Mapping[YamlPath, int | str], at: YamlPath = ()) -> SpecError:
+    """A SpecError that gives the place and YAML path of each fault.
+
+    lines: the line of `name` on which a path begins, or the place itself where the path was not given there.
+    """
     rows = []
     for path, message in problems(error, at):
         kept = path
         while kept and kept not in lines:  # a path that the file does not spell out: its nearest parent
             kept = kept[:-1]
-        place = f"{name}:{lines[kept]}" if kept in lines and lines else name
-        row = f"{place}: {dotted(path)}: {message}" if path else f"{place}: {message}"
+        where = place(name, lines.get(kept))
+        row = f"{where}: {dotted(path)}: {message}" if path else f"{where}: {message}"
         if row not in rows:
             rows.append(row)
     return SpecError("\n".join(rows))

@@ -66,6 +66,9 @@ class Seq2SeqModel(nn.Module, ABC):
     Memory and State are trees (core.tree) that only the model looks into.
     """
 
+    max_length: int | None = None
+    """Most tokens that decode() and step() can read, BOS included; None: any number. A search stops there."""
+
     @abstractmethod
     def encode(self, source: Source, *, need_weights: bool = False) -> Any:
         """The Memory of a batch: all that decoding needs of the sources, one row each."""

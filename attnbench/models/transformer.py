@@ -71,6 +71,17 @@ class TransformerSpec(ModelSpec):
             raise ValueError(f"width {self.width} cannot be split over {self.heads} heads; make it a multiple")
         return self
 
+    @model_validator(mode="after")
+    def _parallel(self) -> Self:
+        for role in ROLES:
+            transform = self.attention.site(role).transform
+            if transform.needs_upper:
+                raise ValueError(
+                    f"attention.{role}: the transform '{transform.kind}' depends on what was attended before; the "
+                    "Transformer sees all positions at once, so take a model that decodes step by step in training too"
+                )
+        return self
+
     def build(self, sizes: Sizes) -> Transformer:
         return Transformer(self, sizes)
 
@@ -181,6 +192,7 @@ class Transformer(Seq2SeqModel):
 
     def __init__(self, spec: TransformerSpec, sizes: Sizes) -> None:
         super().__init__()
+        self.max_length = spec.max_length
         if spec.tie == "all" and not sizes.joint:
             raise ValueError("tie 'all' needs a joint vocabulary; set the tokenizer's `joint: true` or `tie: decoder`")
         target = embedding_table(sizes.target_vocab, spec.width, sizes.pad)

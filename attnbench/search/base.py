@@ -53,11 +53,14 @@ class SearchSpec(Spec):
     max_extra: int = Field(default=10, ge=0)
     """See max_ratio."""
 
-    def room(self, source: Source) -> Int[Tensor, "B"]:
-        """The most tokens each output may have, EOS included: at least one, whatever the source."""
+    def room(self, source: Source, most: int | None = None) -> Int[Tensor, "B"]:
+        """The most tokens each output may have, EOS included: at least one, whatever the source.
+
+        most: what the model can read (Seq2SeqModel.max_length); it bounds every output.
+        """
         length = source.valid.sum(1).cpu().double()  # not every accelerator has float64
         room = (length * self.max_ratio).floor().long() + self.max_extra
-        return room.clamp(min=1).to(source.valid.device)
+        return room.clamp(1, most).to(source.valid.device)
 
     def build(self) -> Searcher:
         raise NotImplementedError

@@ -109,7 +109,7 @@ class Beam:
         if not rows:
             return []
         size, dtype = self.spec.size, accumulator(device)
-        room = self.spec.room(source)
+        room = self.spec.room(source, model.max_length)
         capacity = int(room.max())
         divisors = self.spec.penalty.divisor(torch.arange(1, capacity + 1))
         longest = divisors.to(device, dtype)[room - 1]

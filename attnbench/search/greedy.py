@@ -33,7 +33,7 @@ class Greedy:
         rows, device = source.valid.shape[0], source.valid.device
         if not rows:
             return []
-        room = self.spec.room(source)
+        room = self.spec.room(source, model.max_length)
         capacity = int(room.max())
         memory = model.encode(source)
         state = model.start(memory, capacity)

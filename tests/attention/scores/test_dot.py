@@ -1,0 +1,33 @@
+"""Dot products against numpy's einsum."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from attnbench.attention.scores.base import scores
+from attnbench.attention.types import Dims
+
+
+@pytest.mark.parametrize(("kind", "scale"), [("dot", 1.0), ("scaled_dot", 5**-0.5)])
+def test_equals_einsum(kind, scale):
+    rng = np.random.default_rng(0)
+    query, keys = rng.normal(size=(2, 3, 4, 5)), rng.normal(size=(2, 3, 6, 5))
+    score = scores.parse(kind).build(Dims(heads=3))
+    found = score(torch.from_numpy(query), torch.from_numpy(keys))
+    np.testing.assert_allclose(found.numpy(), scale * np.einsum("bhqe,bhke->bhqk", query, keys), atol=1e-13)
+
+
+@pytest.mark.parametrize("kind", scores.kinds())
+def test_no_keys_no_scores(kind):
+    score = scores.parse(kind).build(Dims())
+    assert score(torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 0, 4)).shape == (2, 1, 3, 0)
+    assert score(torch.zeros(2, 1, 0, 4), torch.zeros(2, 1, 3, 4)).shape == (2, 1, 0, 3)
+
+
+@pytest.mark.parametrize("kind", scores.kinds())
+def test_each_has_a_description_and_a_source(kind):
+    cls = scores.get(kind)
+    assert cls.__doc__
+    assert cls.paper
