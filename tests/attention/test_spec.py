@@ -1,0 +1,307 @@
+"""AttentionSpec: default laid under the sites, budgets spent, faults told at the path that holds them."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, Self
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from attnbench.attention.patterns.base import PatternSpec, patterns
+from attnbench.attention.spec import AttentionSpec, SiteSpec
+from attnbench.attention.transforms.base import TransformSpec, transforms
+from attnbench.attention.types import ROLES
+from attnbench.core.files import dump_yaml, parse_yaml
+from attnbench.core.spec import dotted, problems
+
+INF = float("inf")
+
+
+def parse(raw: Any) -> AttentionSpec:
+    return AttentionSpec.model_validate(raw)
+
+
+def faults(raw: Any) -> dict[str, str]:
+    with pytest.raises(ValidationError) as caught:
+        parse(raw)
+    return {dotted(path): message for path, message in problems(caught.value)}
+
+
+def transforms_of(spec: AttentionSpec) -> list[dict[str, Any]]:
+    return [spec.site(role).transform.canonical() for role in ROLES]
+
+
+@pytest.fixture
+def near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pattern that takes a budget, and one for self-attention alone."""
+
+    class Near(PatternSpec):
+        kind: Literal["near"] = "near"
+        n: int = 1
+        step: int = 1
+
+        def mask_mod(self, role, layer=0):
+            return lambda b, h, q, k: (q - k).abs() < self.n
+
+        @classmethod
+        def from_budget(cls, n: int, role) -> Self:
+            return cls(n=n)
+
+    class Own(PatternSpec):
+        kind: Literal["own"] = "own"
+        roles: ClassVar = frozenset({"encoder_self", "decoder_self"})
+
+        def mask_mod(self, role, layer=0):
+            return lambda b, h, q, k: q == k
+
+    patterns.kinds()
+    monkeypatch.setattr(patterns, "_members", {**patterns._members, "near": Near, "own": Own})
+
+
+# ---- default and sites ----------------------------------------------------------------------------------------------
+
+
+def test_nothing_said_is_dense_attention():
+    spec = parse({})
+    assert spec == AttentionSpec()
+    assert {site.transform.kind for site in map(spec.site, ROLES)} == {"softmax"}
+    assert {site.pattern.kind for site in map(spec.site, ROLES)} == {"full"}
+    assert spec.canonical() == {}
+
+
+def test_a_site_is_laid_over_the_default_field_by_field():
+    spec = parse(
+        {
+            "default": {"transform": {"kind": "topk", "k": 4}, "sparsify": "train", "score": "dot"},
+            "cross": {"transform": "sparsemax"},
+            "decoder_self": {"sparsify": "both"},
+        }
+    )
+    assert [site["kind"] for site in transforms_of(spec)] == ["topk", "topk", "sparsemax"]
+    assert [spec.site(role).sparsify for role in ROLES] == ["train", "both", "train"]
+    assert {spec.site(role).score.kind for role in ROLES} == {"dot"}
+
+
+def test_a_site_replaces_the_transform_and_takes_nothing_from_the_old_one():
+    spec = parse(
+        {"default": {"transform": {"kind": "topk", "k": 4, "ties": "index"}}, "cross": {"transform": "entmax"}}
+    )
+    assert spec.cross.transform.dump() == {"kind": "entmax", "alpha": 1.5}
+
+
+# ---- budgets --------------------------------------------------------------------------------------------------------
+
+
+def test_a_budget_goes_to_every_site():
+    assert transforms_of(parse({"default": {"transform": "topk", "budget": 8}})) == [{"kind": "topk", "k": 8}] * 3
+
+
+def test_a_site_may_have_a_budget_of_its_own():
+    spec = parse({"default": {"transform": "topk", "budget": 8}, "cross": {"budget": 2}})
+    assert [site["k"] for site in transforms_of(spec)] == [8, 8, 2]
+
+
+def test_a_site_may_drop_the_budget():
+    spec = parse({"default": {"transform": "topk", "budget": 8}, "cross": {"budget": None, "transform": "softmax"}})
+    assert [site["kind"] for site in transforms_of(spec)] == ["topk", "topk", "softmax"]
+
+
+def test_an_inherited_budget_does_not_bind_a_site_that_takes_none():
+    spec = parse({"default": {"transform": "topk", "budget": 8}, "cross": {"transform": "sparsemax"}})
+    assert [site["kind"] for site in transforms_of(spec)] == ["topk", "topk", "sparsemax"]
+    spec = parse({"default": {"transform": "topk", "budget": 8}, "cross": {"transform": {"kind": "topk", "k": 3}}})
+    assert [site["k"] for site in transforms_of(spec)] == [8, 8, 3]
+
+
+def test_an_inherited_budget_serves_a_site_whose_own_choice_takes_one():
+    spec = parse({"default": {"budget": 8}, **{role: {"transform": "topk"} for role in ROLES}})
+    assert transforms_of(spec) == [{"kind": "topk", "k": 8}] * 3
+
+
+def test_other_fields_stay_when_a_budget_comes():
+    spec = parse({"default": {"transform": {"kind": "topk", "ties": "index"}, "budget": 3}})
+    assert transforms_of(spec)[0] == {"kind": "topk", "k": 3, "ties": "index"}
+
+
+@pytest.mark.parametrize("infinite", ["inf", INF])
+def test_an_infinite_budget_is_dense_attention(infinite):
+    spec = parse({"default": {"transform": "topk", "budget": infinite}})
+    assert spec == AttentionSpec()
+    assert spec.digest() == AttentionSpec().digest()
+
+
+@pytest.mark.usefixtures("near")
+def test_a_budget_goes_to_pattern_and_transform():
+    spec = parse({"default": {"transform": "topk", "pattern": "near", "budget": 5}})
+    assert spec.cross.pattern.canonical() == {"kind": "near", "n": 5}
+    assert spec.cross.transform.canonical() == {"kind": "topk", "k": 5}
+    dense = parse({"default": {"transform": "topk", "pattern": "near", "budget": "inf"}})
+    assert dense == AttentionSpec()
+
+
+@pytest.mark.usefixtures("near")
+def test_a_budget_passes_by_what_has_its_own_number():
+    spec = parse(
+        {"default": {"transform": {"kind": "topk", "k": 2}, "pattern": {"kind": "near", "step": 2}, "budget": 5}}
+    )
+    assert spec.cross.pattern.canonical() == {"kind": "near", "n": 5, "step": 2}
+    assert spec.cross.transform.canonical() == {"kind": "topk", "k": 2}
+    dense = parse({"default": {"transform": {"kind": "topk", "k": 2}, "pattern": "near", "budget": "inf"}})
+    assert dense.cross.pattern.kind == "full"
+    assert dense.cross.transform.canonical() == {"kind": "topk", "k": 2}
+
+
+@pytest.mark.parametrize("transform", [
+    "softmax", "sparsemax", "entmax15", {"kind": "topk", "k": 4}, {"kind": "topk", "ratio": 0.5},
+])  # fmt: skip
+@pytest.mark.parametrize("budget", [4, "inf"])
+def test_a_budget_without_a_taker_is_told_at_its_node(transform, budget):
+    kind = transform if isinstance(transform, str) else transform["kind"]
+    for raw, path in (
+        ({"default": {"transform": transform, "budget": budget}}, "default"),
+        ({"cross": {"transform": transform, "budget": budget}}, "cross"),
+    ):
+        (found,) = faults(raw).items()
+        assert found[0] == path
+        assert f"the budget {budget} has no taker" in found[1]
+        assert f"transform '{kind}'" in found[1]
+
+
+def test_a_budget_that_only_some_sites_take_is_told_at_the_default():
+    found = faults({"default": {"budget": 4}, "cross": {"transform": "topk"}})
+    assert list(found) == ["default"]
+
+
+@pytest.mark.parametrize("budget", [0, -1, 2.5, True, "many", [1], -INF, float("nan")])
+def test_a_budget_is_a_count_or_inf(budget):
+    found = faults({"default": {"transform": "topk", "budget": budget}})
+    assert list(found) == ["default.budget"]
+    assert "whole number of positions from 1 on, or inf" in found["default.budget"]
+
+
+# ---- faults ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("raw", "path", "words"), [
+    ({"default": {"transform": "topk"}}, "default", "give k, ratio or a budget"),
+    ({"cross": {"transform": "topk"}}, "cross", "give k, ratio or a budget"),
+    ({"default": {"transfrom": "topk"}}, "default.transfrom", "did you mean 'transform'"),
+    ({"cross": {"transfrom": "topk"}}, "cross.transfrom", "did you mean 'transform'"),
+    ({"cros": {}}, "cros", "did you mean 'cross'"),
+    ({"default": {"transform": "topkk"}}, "default.transform.kind", "did you mean 'topk'"),
+    ({"cross": {"transform": {"kind": "topk", "kk": 2}}}, "cross.transform.kk", "did you mean 'k'"),
+    ({"cross": {"transform": {"kind": "topk", "k": 2.5}}}, "cross.transform.k", "integer"),
+    ({"cross": {"sparsify": "trian"}}, "cross.sparsify", "did you mean 'train'"),
+    ({"cross": {"module": "multihed"}}, "cross.module.kind", "did you mean 'multihead'"),
+    ({"cross": None}, "cross", "given: None"),
+    ({"default": "topk"}, "default", "given: 'topk'"),
+])  # fmt: skip
+def test_a_fault_is_told_once_at_its_path(raw, path, words):
+    found = faults(raw)
+    assert list(found) == [path]
+    assert words in found[path]
+
+
+@pytest.mark.usefixtures("near")
+def test_what_cannot_stand_at_a_site_is_refused():
+    assert parse({"encoder_self": {"pattern": "own"}}).encoder_self.pattern.kind == "own"
+    found = faults({"cross": {"pattern": "own"}})
+    assert found == {"cross": "pattern 'own' cannot stand at cross (it can at: decoder_self, encoder_self)"}
+    assert list(faults({"default": {"pattern": "own"}})) == ["default"]
+    spec = parse({"default": {"pattern": "own"}, "cross": {"pattern": "full"}})
+    assert spec.cross.pattern.kind == "full"
+
+
+# ---- identity -------------------------------------------------------------------------------------------------------
+
+SAME = [
+    ({}, {"default": {}}, {"default": {"transform": "softmax"}}, {"cross": {"pattern": "full"}}),
+    (
+        {"default": {"transform": "topk", "budget": 4}},
+        {"default": {"transform": {"kind": "topk", "k": 4}}},
+        {role: {"transform": {"kind": "topk", "k": 4, "ties": "threshold"}} for role in ROLES},
+        {"default": {"transform": "topk"}, **{role: {"budget": 4} for role in ROLES}},
+    ),
+    (
+        {"cross": {"transform": "entmax"}},
+        {"cross": {"transform": {"kind": "entmax", "alpha": 1.5}}},
+        {"default": {"transform": "entmax"}, "encoder_self": {"transform": "softmax"},
+         "decoder_self": {"transform": {"kind": "softmax"}}},
+    ),
+    (
+        {"default": {"transform": {"kind": "entmax", "alpha": 2}}},
+        {"default": {"transform": {"kind": "entmax", "alpha": 2.0}}},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("group", SAME)
+def test_equal_meaning_equal_digest(group):
+    specs = [parse(raw) for raw in group]
+    assert len({spec.digest() for spec in specs}) == 1
+    assert all(spec == specs[0] for spec in specs)
+
+
+def test_different_meaning_different_digest():
+    specs = [parse(group[0]) for group in SAME] + [
+        parse({"default": {"transform": "topk", "budget": 5}}),
+        parse({"default": {"transform": {"kind": "topk", "k": 4}, "sparsify": "train"}}),
+        parse({"cross": {"transform": {"kind": "topk", "k": 4}}}),
+        parse({"encoder_self": {"transform": {"kind": "topk", "k": 4}}}),
+        parse({"default": {"transform": {"kind": "topk", "k": 4, "ties": "index"}}}),
+        parse({"default": {"score": "dot"}}),
+    ]
+    assert len({spec.digest() for spec in specs}) == len(specs)
+
+
+SITES = st.fixed_dictionaries({}, optional={
+    "transform": st.sampled_from(["softmax", "topk", "sparsemax", "entmax15", {"kind": "topk", "k": 3},
+                                  {"kind": "topk", "ties": "index"}, {"kind": "topk", "ratio": 0.25},
+                                  {"kind": "entmax", "alpha": "learned"}]),
+    "budget": st.sampled_from([1, 4, "inf", INF, None]),
+    "sparsify": st.sampled_from(["train", "both"]),
+    "score": st.sampled_from(["dot", "scaled_dot", {"kind": "dot"}]),
+    "pattern": st.sampled_from(["full", {"kind": "full"}]),
+})  # fmt: skip
+
+
+@settings(max_examples=120, deadline=None)
+@given(raw=st.fixed_dictionaries({}, optional=dict.fromkeys(("default", *ROLES), SITES)))
+def test_a_parsed_spec_survives_its_dump(raw):
+    """Parsing is idempotent, through YAML too, and no budget is left to be spent."""
+    try:
+        spec = parse(raw)
+    except ValidationError:
+        return
+    again = parse(parse_yaml(dump_yaml(spec.dump()))[0])
+    assert again == spec
+    assert again.digest() == spec.digest()
+    assert again.dump() == spec.dump()
+    assert parse(spec) is spec
+    assert spec.replace() == spec
+    for role in ROLES:
+        site = spec.site(role)
+        assert site.budget is None
+        assert site.resolved(role) == site
+
+
+def test_a_spec_made_in_python_is_the_one_made_from_text():
+    top = transforms.parse({"kind": "topk", "k": 4})
+    by_objects = AttentionSpec(default=SiteSpec(transform=top), cross=SiteSpec(score="dot"))  # pyright: ignore
+    by_text = parse(
+        {"default": {"transform": {"kind": "topk", "k": 4}}, "cross": {"transform": "softmax", "score": "dot"}}
+    )
+    assert by_objects == by_text
+
+
+def test_members_take_what_they_say():
+    """from_budget gives a spec that needs nothing more, at each site."""
+    for kind in transforms.kinds():
+        cls: type[TransformSpec] = transforms.get(kind)
+        for role in cls.roles:
+            filled = cls.from_budget(4, role)
+            if filled is not None:
+                filled.require()
+                assert filled.digest() == SiteSpec(transform=kind, budget=4).resolved(role).transform.digest()
