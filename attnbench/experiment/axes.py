@@ -44,6 +44,9 @@ def with_budgets(document: Document, budgets: Sequence[int | str] | None) -> Doc
     own = [path for path in axes if path.endswith(".budget")]
     if own:
         if budgets is not None:
+            gone = {str(value) for path in own for value in axes[path]} - {str(value) for value in budgets}
+            more = raw["grid"].get("more_seeds") or {}
+            raw["grid"]["more_seeds"] = {label: seeds for label, seeds in more.items() if str(label) not in gone}
             for path in own:
                 axes[path] = list(budgets)
         return Document(raw, document.lines, document.source, document.path)
