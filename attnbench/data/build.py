@@ -165,20 +165,21 @@ def write_ids(vocabularies: tuple[Vocabulary, Vocabulary], split: str, folder: P
             for side, vocabulary in zip(SIDES, vocabularies, strict=True)
         ]
         batches = [_chunks(iter(text)) for text in texts]
-        for sources, targets in zip(*batches, strict=True):
-            for source, target in zip(
-                vocabularies[0].encode_batch(sources), vocabularies[1].encode_batch(targets), strict=True
-            ):
-                writers[0].write(source)
-                writers[1].write(target)
-                wide = max(len(source), len(target)) + 1
-                total["source_tokens"] += len(source)
-                total["target_tokens"] += len(target)
-                total["source_unk"] += source.count(UNK)
-                total["target_unk"] += target.count(UNK)
-                total["wide_tokens"] += wide
-                total["widest"] = max(total["widest"], wide)
+        for lines in zip(*batches, strict=True):
+            sources, targets = (side.encode_batch(batch) for side, batch in zip(vocabularies, lines, strict=True))
+            writers[0].write(sources)
+            writers[1].write(targets)
+            _add(total, sources, targets)
     return total
+
+
+def _add(total: dict[str, int], sources: list[list[int]], targets: list[list[int]]) -> None:
+    for side, rows in (("source", sources), ("target", targets)):
+        total[f"{side}_tokens"] += sum(map(len, rows))
+        total[f"{side}_unk"] += sum(row.count(UNK) for row in rows)
+    wide = [max(len(source), len(target)) + 1 for source, target in zip(sources, targets, strict=True)]
+    total["wide_tokens"] += sum(wide)
+    total["widest"] = max(total["widest"], *wide)
 
 
 def _chunks(items: Iterator[X]) -> Iterator[list[X]]:

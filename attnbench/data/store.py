@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -83,9 +84,11 @@ class IdsWriter:
         self._offsets = _Offsets(path.with_suffix(".idx"))
         self._dtype = ids_dtype(rows)
 
-    def write(self, ids: Sequence[int]) -> None:
-        self._file.write(np.array(ids, self._dtype).tobytes())
-        self._offsets.add(len(ids))
+    def write(self, rows: Sequence[Sequence[int]]) -> None:
+        """Append lists of ids. Raises OverflowError for an id that the type cannot hold."""
+        self._file.write(np.fromiter(chain.from_iterable(rows), self._dtype).tobytes())
+        for row in rows:
+            self._offsets.add(len(row))
 
     def __enter__(self) -> Self:
         return self

@@ -20,8 +20,7 @@ Rows = list[tuple[list[int], list[int]]]
 def split(folder: Path, rows: Rows) -> Ids:
     for place, name in enumerate(("src", "tgt")):
         with IdsWriter(folder / f"{name}.ids", 1000) as writer:
-            for row in rows:
-                writer.write(row[place])
+            writer.write([row[place] for row in rows])
     widths = [max(len(source), len(target)) + 1 for source, target in rows]
     return Ids(IdLists(folder / "src.ids", 1000), IdLists(folder / "tgt.ids", 1000), sum(widths), max(widths))
 
