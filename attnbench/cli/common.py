@@ -74,7 +74,8 @@ def settings(
     from attnbench.data.prepare import cache_root
     from attnbench.experiment.session import Settings
 
-    return Settings(runs, cache_root(), jobs, device, fresh, source, offline)
+    bars = log_console() if sys.stderr.isatty() and logging.getLogger("attnbench").isEnabledFor(logging.INFO) else None
+    return Settings(runs, cache_root(), jobs, device, fresh, source, offline, bars)
 
 
 def seeds_of(seed: int | None, seeds: str | None) -> list[int]:

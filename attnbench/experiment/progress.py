@@ -1,11 +1,14 @@
-"""What a person sees of a running cell: plain lines, seldom, on stderr."""
+"""What a person sees of a running cell on stderr: a bar on a terminal, plain lines, seldom, off it."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from attnbench.experiment.pipeline import Listener
 
@@ -44,3 +47,39 @@ def describe(record: Mapping[str, Any]) -> str:
         bleu = f", BLEU {record['valid/bleu']:.2f}" if "valid/bleu" in record else ""
         return f"step {record['step']}: valid loss {record['valid/loss']:.3f}, ppl {record['valid/ppl']:.2f}{bleu}"
     return ""
+
+
+class Bars:
+    """For a terminal: one bar for the cell that runs, its loss and speed behind it; events and validations above it."""
+
+    def __init__(self, console: Console) -> None:
+        self._columns = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+            TextColumn("{task.fields[state]}"), console=console, transient=True,
+        )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        self._columns.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._columns.stop()
+
+    def listener(self, label: str, seed: int, steps: int) -> Listener:
+        """A listener that moves a new bar of `steps` updates."""
+        name = f"{label}, seed {seed}"
+        for old in self._columns.task_ids:
+            self._columns.remove_task(old)
+        bar = self._columns.add_task(name, total=steps, state="")
+
+        def listen(record: Mapping[str, Any]) -> None:
+            text = describe(record)
+            if "step" in record:
+                self._columns.update(bar, completed=record["step"])
+            if "train/loss" in record:
+                state = f"loss {record['train/loss']:.3f}, {record['train/tokens_per_s']:.0f} tokens/s"
+                self._columns.update(bar, state=state)
+            elif text:
+                self._columns.console.print(f"[{name}] {text}", markup=False)
+
+        return listen

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from attnbench.core.files import dump_yaml
 from attnbench.experiment.executor import Outcome, choose_executor
 from attnbench.experiment.grid import Cell, Document, Experiment, expand, override_document, read_document
 from attnbench.experiment.pipeline import Listener, Place, count_parameters
-from attnbench.experiment.progress import plain_listener
+from attnbench.experiment.progress import Bars, plain_listener
 from attnbench.experiment.run import adopt, is_done, write_grid
 from attnbench.tasks.translation import TranslationSpec
 
@@ -25,6 +28,7 @@ class Settings:
     """What the command line says of where and how; nothing here changes a number in a table but speeds.
 
     source: a folder to prepare data from. fresh: forget what unfinished and finished cells left.
+    terminal: where bars are drawn; None: plain lines.
     """
 
     runs: Path
@@ -34,6 +38,7 @@ class Settings:
     fresh: bool = False
     source: Path | None = None
     offline: bool = False
+    terminal: Console | None = None
 
 
 def root_of(experiment: Experiment, settings: Settings) -> Path:
@@ -51,15 +56,22 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
             log.info("%d of %d cells are done already", len(done), len(done) + len(pending))
     prepare_data(pending, settings)
     write_grid(root, experiment, command)
-    executor = choose_executor(
-        root, Place(settings.cache, settings.device), jobs=min(settings.jobs, max(1, len(pending))),
-        fresh=settings.fresh, listen=_listener,
-    )  # fmt: skip
-    yield from executor.map(pending)
+    with _listeners(settings) as listen:
+        executor = choose_executor(
+            root, Place(settings.cache, settings.device), jobs=min(settings.jobs, max(1, len(pending))),
+            fresh=settings.fresh, listen=listen,
+        )  # fmt: skip
+        yield from executor.map(pending)
 
 
-def _listener(cell: Cell) -> Listener:
-    return plain_listener(cell.label, cell.seed)
+@contextmanager
+def _listeners(settings: Settings) -> Iterator[Callable[[Cell], Listener]]:
+    """What watches each cell: bars where a terminal shows one cell at a time, else plain lines."""
+    if settings.terminal is None or settings.jobs > 1:
+        yield lambda cell: plain_listener(cell.label, cell.seed)
+        return
+    with Bars(settings.terminal) as bars:
+        yield lambda cell: bars.listener(cell.label, cell.seed, cell.spec.train.max_steps)
 
 
 def _distinct(cells: Sequence[Cell]) -> Iterator[Cell]:
