@@ -44,7 +44,7 @@ class Dropout(nn.Module):
             return x
         if x.device.type != "cpu":
             return nn.functional.dropout(x, self.p)
-        return _Dropout.apply(x, round(self.p * _STEPS))  # pyright: ignore[reportReturnType]
+        return _Dropout.apply(x, min(round(self.p * _STEPS), _STEPS - 1))  # pyright: ignore[reportReturnType]
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

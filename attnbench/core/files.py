@@ -14,9 +14,10 @@ from typing import Any
 
 import yaml
 
-from attnbench.core.errors import SpecError
+from attnbench.core.errors import AttnbenchError, SpecError
 
 YamlPath = tuple[str | int, ...]
+_DEEPEST = 64
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
@@ -44,12 +45,14 @@ def folder_atomic(path: Path) -> Iterator[Path]:
     An existing `path` is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    work.chmod(0o755)
+    work = _hidden(path)
     try:
         yield work
+        for file in work.rglob("*"):
+            _sync(file)
+        _sync(work)
         if path.exists():
-            old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
+            old = _hidden(path)
             os.replace(path, old / "gone")
             os.replace(work, path)
             shutil.rmtree(old, ignore_errors=True)
@@ -57,6 +60,41 @@ def folder_atomic(path: Path) -> Iterator[Path]:
             os.replace(work, path)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove `path` if it is there. A kill on the way leaves it whole or gone: never a part under its own name."""
+    if path.exists():
+        aside = _hidden(path)
+        os.replace(path, aside / "gone")
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed writers left in `folder`. Only for one who knows that nobody is writing there."""
+    if not folder.is_dir():
+        return
+    for entry in folder.iterdir():
+        if re.fullmatch(r"\..+\.[a-z0-9_]{8}", entry.name):
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
+
+
+def _hidden(path: Path) -> Path:
+    work = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    work.chmod(0o755)
+    return work
+
+
+def _sync(path: Path) -> None:
+    """A rename may reach the disk before the content it names: a power cut would leave an empty file."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -70,13 +108,20 @@ def append_jsonl(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Every whole line of the file; a last line cut off by a kill is left out."""
-    records = []
+    """Every whole line of the file; a last line cut off by a kill is left out.
+
+    Raises AttnbenchError for a line that is no JSON.
+    """
     if not path.exists():
-        return records
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n") and line.strip():
-            records.append(json.loads(line))
+        return []
+    *lines, _ = path.read_bytes().split(b"\n")
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            if line.strip():
+                records.append(json.loads(line))
+        except ValueError:
+            raise AttnbenchError(f"{path}:{number}: damaged, this is no JSON; remove the line") from None
     return records
 
 
@@ -111,6 +156,8 @@ def _lines(node: yaml.Node | None, path: YamlPath, into: dict[YamlPath, int], na
     if node is None:
         return
     into.setdefault(path, node.start_mark.line + 1)
+    if len(path) > _DEEPEST:  # an anchor inside its own node never ends
+        raise SpecError(f"{name}:{node.start_mark.line + 1}: nested more than {_DEEPEST} deep; is `&` inside its `*`?")
     if isinstance(node, yaml.MappingNode):
         seen: set[Any] = set()
         for key, value in node.value:
@@ -142,6 +189,8 @@ def parse_yaml(text: str, name: str = "<text>") -> tuple[Any, dict[YamlPath, int
         place = f"{name}:{mark.line + 1}" if mark else name
         problem = getattr(error, "problem", None) or str(error)
         raise SpecError(f"{place}: this is not valid YAML: {problem}") from None
+    except RecursionError:
+        raise SpecError(f"{name}: this is nested too deeply to be read") from None
     except ValueError as error:  # a scalar that its tag cannot hold
         raise SpecError(f"{name}: this is not valid YAML: {error}") from None
 
@@ -158,6 +207,12 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    breaks = any(mark in text for mark in "\x85\u2028\u2029")  # PyYAML escapes them in double quotes only
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if breaks else None)
+
+
+_Dumper.add_representer(str, _text)
 _Dumper.yaml_implicit_resolvers = {
     first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, []), *_Loader.yaml_implicit_resolvers.get(first, [])]
     for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_Loader.yaml_implicit_resolvers}

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+_PATIENCE = 0.2
+"""Seconds in which a holder may turn out to be a mere look by is_locked."""
+
 
 class LockedError(Exception):
     """Another process holds the lock; the message says which."""
@@ -18,8 +21,9 @@ class LockedError(Exception):
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold `path` for the length of the block. Raises LockedError at once when another process holds it."""
+    """Hold `path` for the length of the block. Raises LockedError when another process holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    patience = time.monotonic() + _PATIENCE
     while True:
         file = path.open("a+")
         try:
@@ -28,6 +32,9 @@ def locked(path: Path) -> Iterator[None]:
             file.seek(0)
             holder = file.read().strip()
             file.close()
+            if time.monotonic() < patience:
+                time.sleep(_PATIENCE / 20)
+                continue
             raise LockedError(f"{path} is held by {holder or 'another process'}") from None
         if _is(file.fileno(), path):
             break
@@ -47,7 +54,7 @@ def is_locked(path: Path) -> bool:
     """True while a living process holds the lock."""
     try:
         with path.open("r") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
     except BlockingIOError:
         return True

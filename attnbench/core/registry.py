@@ -42,19 +42,24 @@ class Registry(Generic[S]):
 
     def register(self, cls: type[M]) -> type[M]:
         """Class decorator: adds `cls` under the default of its `kind` field. Raises ValueError if the kind is taken."""
-        kind = cls.model_fields["kind"].default
-        if not isinstance(kind, str) or not issubclass(cls, self.base):
+        member: type[Any] = cls
+        kind = member.model_fields["kind"].default
+        if not isinstance(kind, str) or not issubclass(member, self.base):
             raise TypeError(f'{cls.__name__} must extend {self.base.__name__} with `kind: Literal["name"] = "name"`')
         taken = self._members.get(kind)
         if taken is not None and taken.__qualname__ != cls.__qualname__:
             raise ValueError(f"two {self.noun}s are called '{kind}': {taken.__qualname__} and {cls.__qualname__}")
-        self._members[kind] = cls  # pyright: ignore[reportArgumentType]  (M extends the base, which pyright cannot say)
+        self._members[kind] = member
         return cls
 
     def _fill(self) -> None:
         if not self._filled:
-            self._filled = True
-            discover(importlib.import_module(self.package))
+            self._filled = True  # before, for members that ask for the family while they are imported
+            try:
+                discover(importlib.import_module(self.package))
+            except BaseException:
+                self._filled = False
+                raise
 
     def kinds(self) -> list[str]:
         """Names of all members, sorted."""

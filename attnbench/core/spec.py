@@ -24,7 +24,9 @@ class Spec(BaseModel):
     Members of an open family (transforms, models, ...) tag themselves with `kind: Literal["name"] = "name"`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, ser_json_inf_nan="constants"
+    )
 
     @model_validator(mode="before")
     @classmethod

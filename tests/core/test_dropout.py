@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from attnbench.core.dropout import Dropout
+
+
+@pytest.mark.parametrize("p", [0.1, 0.25, 0.5, 0.9])
+def test_rate_and_scale(p: float):
+    torch.manual_seed(1)
+    count = 200_003  # no multiple of the four numbers drawn at once
+    out = Dropout(p)(torch.ones(count))
+    rate = (out == 0).double().mean().item()
+    assert abs(rate - p) < 5 * math.sqrt(p * (1 - p) / count)
+    steps = round(p * 65536)
+    assert out[out != 0].unique().tolist() == pytest.approx([65536 / (65536 - steps)])
+
+
+def test_neighbours_are_dropped_independently():
+    torch.manual_seed(2)
+    dropped = (Dropout(0.5)(torch.ones(100_000)) == 0).double() - 0.5
+    for distance in (1, 2, 3, 4, 5, 8):
+        assert abs((dropped[distance:] * dropped[:-distance]).mean().item()) < 0.25 * 5 / math.sqrt(100_000)
+
+
+def test_the_gradient_goes_where_the_values_went():
+    torch.manual_seed(3)
+    x = torch.randn(7, 11, dtype=torch.float64, requires_grad=True)
+    out = Dropout(0.4)(x)
+    upstream = torch.randn_like(out)
+    out.backward(upstream)
+    kept = (out / x).detach()
+    assert x.grad is not None
+    assert torch.allclose(x.grad, upstream * kept, atol=0, rtol=1e-12)
+    assert (kept == 0).any()
+
+
+def test_a_seed_decides_what_is_dropped():
+    def draw(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return Dropout(0.3)(torch.ones(1000))
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+    torch.manual_seed(1)
+    assert not torch.equal(Dropout(0.3)(torch.ones(1000)), Dropout(0.3)(torch.ones(1000)))
+
+
+def test_eval_mode_and_rate_zero_change_nothing_and_draw_nothing():
+    x = torch.randn(5)
+    before = torch.get_rng_state()
+    assert Dropout(0.5).eval()(x) is x
+    assert Dropout(0.0)(x) is x
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_is_dropped_is_zero_even_if_it_was_not_finite():
+    torch.manual_seed(4)
+    out = Dropout(0.5)(torch.full((1000,), math.inf))
+    assert set(out.tolist()) == {0.0, math.inf}
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (5, 3)])
+def test_any_shape_and_the_type_are_kept(shape: tuple[int, ...]):
+    for dtype in (torch.float32, torch.bfloat16):
+        out = Dropout(0.5)(torch.ones(shape, dtype=dtype))
+        assert out.shape == shape
+        assert out.dtype == dtype
+
+
+def test_views_are_dropped_like_copies():
+    x = torch.randn(6, 4).T
+    torch.manual_seed(5)
+    one = Dropout(0.5)(x)
+    torch.manual_seed(5)
+    assert torch.equal(one, Dropout(0.5)(x.contiguous()))
+
+
+def test_a_rate_next_to_one_still_has_a_scale():
+    assert torch.isfinite(Dropout(0.9999999)(torch.ones(100))).all()
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.0, 1.5])
+def test_a_rate_outside_is_refused(p: float):
+    with pytest.raises(ValueError, match="probability"):
+        Dropout(p)

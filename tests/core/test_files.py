@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnbench.core.errors import AttnbenchError, SpecError
+from attnbench.core.files import (
+    append_jsonl,
+    dump_yaml,
+    folder_atomic,
+    parse_yaml,
+    read_jsonl,
+    remove_folder,
+    sweep,
+    write_atomic,
+    write_json,
+)
+
+
+def value_of(text: str):
+    return parse_yaml(f"key: {text}")[0]["key"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 1e-3),
+        ("2E5", 2e5),
+        ("1e3", 1000.0),
+        ("+.5", 0.5),
+        ("5.", 5.0),
+        ("-1.25e+2", -125.0),
+        (".inf", math.inf),
+        ("-.Inf", -math.inf),
+        ("inf", "inf"),
+        ("010", 10),
+        ("1_000", 1000),
+        ("-7", -7),
+        ("true", True),
+        ("False", False),
+        ("~", None),
+        ("", None),
+        ("null", None),
+    ],
+)
+def test_numbers_and_truth_values_are_those_of_yaml_1_2(text: str, value: object):
+    found = value_of(text)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize("text", ["no", "yes", "on", "off", "y", "2024-01-02", "1:30", "1e", "e5", ".", "1.2.3", "-"])
+def test_words_that_yaml_1_1_would_turn_into_something_else_stay_words(text: str):
+    if text == "-":
+        assert parse_yaml("key: '-'")[0]["key"] == "-"
+    else:
+        assert value_of(text) == text
+
+
+def test_nan_is_a_float():
+    assert math.isnan(value_of(".nan"))
+
+
+YAML = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(blacklist_categories=["Cs"]), max_size=12)
+    | st.sampled_from(
+        ["no", "1e3", "010", "0x1F", "0o7", "true", "~", "null", ".inf", "<<", "=", "2024-01-02", "1:30"]
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc~.1e", max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(YAML)
+def test_what_is_dumped_is_read_back_equal(value: object):
+    text = dump_yaml({"value": value})
+    found = parse_yaml(text)[0]["value"]
+    assert found == value
+    assert repr(found) == repr(value)  # 1, 1.0 and True are equal, and not the same
+
+
+def test_the_order_of_keys_is_kept():
+    assert list(parse_yaml(dump_yaml({"b": 1, "a": 2}))[0]) == ["b", "a"]
+
+
+def test_lines_of_every_path():
+    _, lines = parse_yaml("a: 1\nb:\n  c: [x,\n      y]\n  d.e:\n    - f: 2\n")
+    assert lines == {
+        (): 1, ("a",): 1, ("b",): 2, ("b", "c"): 3, ("b", "c", 0): 3, ("b", "c", 1): 4, ("b", "d.e"): 5,
+        ("b", "d.e", 0): 6, ("b", "d.e", 0, "f"): 6,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "word"),
+    [
+        ("a: 1\nb: 2\na: 3\n", 3, "'a' stands twice"),
+        ("a:\n  b: 1\n  b: 1\n", 3, "'b' stands twice"),
+        ("a: [{b: 1, b: 2}]\n", 1, "'b' stands twice"),
+        ("a: 1\n b: 2\n", 2, "not valid YAML"),
+        ("a: [1, 2\n", 2, "not valid YAML"),
+        ("a: !!python/object:os.system x\n", 1, "not valid YAML"),
+        ("a: 1\nb: *nothing\n", 2, "not valid YAML"),
+        ("b: 1\na: &x\n  - *x\n", 2, "deep"),
+    ],
+)
+def test_a_fault_names_its_line(text: str, line: int, word: str):
+    with pytest.raises(SpecError, match=word) as caught:
+        parse_yaml(text, "spec.yaml")
+    assert str(caught.value).startswith(f"spec.yaml:{line}: ")
+
+
+@pytest.mark.parametrize("text", ["a: !!int x", "[" * 400 + "]" * 400, "a: !!float x"])
+def test_what_cannot_be_read_is_a_spec_error(text: str):
+    with pytest.raises(SpecError, match=r"spec\.yaml"):
+        parse_yaml(text, "spec.yaml")
+
+
+def test_an_empty_text_is_nothing():
+    assert parse_yaml("# only a remark\n") == (None, {})
+
+
+def test_write_atomic_replaces_whole_and_leaves_nothing_beside(tmp_path: Path):
+    path = tmp_path / "sub" / "file"
+    write_atomic(path, "old")
+    write_atomic(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert os.listdir(path.parent) == ["file"]
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "file"
+    write_atomic(path, "old")
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="No space"):
+        write_atomic(path, "new")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_folder_atomic_appears_whole_and_replaces(tmp_path: Path):
+    path = tmp_path / "sub" / "folder"
+    for content in ("one", "two"):
+        with folder_atomic(path) as work:
+            (work / "deep").mkdir()
+            (work / "deep" / content).write_text(content)
+            assert not (path / "deep" / content).exists()
+        assert [entry.name for entry in (path / "deep").iterdir()] == [content]
+        assert os.listdir(path.parent) == ["folder"]
+
+
+def test_folder_atomic_leaves_nothing_when_the_block_fails(tmp_path: Path):
+    (tmp_path / "kept").mkdir()
+    for name in ("new", "kept"):
+        with pytest.raises(FileNotFoundError), folder_atomic(tmp_path / name) as work:
+            (work / "part").write_text((work / "absent").read_text())
+    assert os.listdir(tmp_path) == ["kept"]
+    assert os.listdir(tmp_path / "kept") == []
+
+
+def make_and_remove(path: Path, rename: int) -> None:
+    """Make a folder and remove it again in another process, which is killed before its rename number `rename`."""
+    child = os.fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return
+    try:
+        real, left = os.replace, rename
+
+        def replace(*arguments: Any) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            real(*arguments)
+
+        os.replace = replace
+        with folder_atomic(path) as work:
+            (work / "part").write_text("new")
+            if rename == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        remove_folder(path)
+    finally:
+        os._exit(1)
+
+
+@pytest.mark.parametrize("rename", [0, 1, 2])
+def test_a_kill_leaves_a_folder_whole_or_absent_and_sweep_clears_the_rest(tmp_path: Path, rename: int):
+    make_and_remove(tmp_path / "folder", rename)
+    shown = [entry.name for entry in tmp_path.iterdir() if not entry.name.startswith(".")]
+    if rename == 2:  # made, and killed before its removal
+        assert shown == ["folder"]
+        assert (tmp_path / "folder" / "part").read_text() == "new"
+    else:
+        assert shown == []
+    (tmp_path / ".hidden").write_text("someone's own")
+    sweep(tmp_path)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([*shown, ".hidden"])
+
+
+def test_remove_folder(tmp_path: Path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("x")
+    remove_folder(tmp_path / "folder")
+    remove_folder(tmp_path / "folder")
+    assert os.listdir(tmp_path) == []
+    sweep(tmp_path / "absent")
+
+
+def test_json_is_written_for_people(tmp_path: Path):
+    write_json(tmp_path / "a.json", {"b": [1, "ü"]})
+    text = (tmp_path / "a.json").read_text(encoding="utf-8")
+    assert json.loads(text) == {"b": [1, "ü"]}
+    assert "ü" in text
+    assert text.endswith("}\n")
+
+
+def test_jsonl_drops_a_line_cut_off_by_a_kill(tmp_path: Path):
+    path = tmp_path / "log.jsonl"
+    assert read_jsonl(path) == []
+    records = [{"step": 1, "text": "a\u2028b\x85c\r"}, {"step": 2}]
+    for record in records:
+        append_jsonl(path, record)
+    with path.open("a") as file:
+        file.write('{"step": 3, "te')
+    assert read_jsonl(path) == records
+
+
+def test_a_damaged_line_is_named(tmp_path: Path):
+    (tmp_path / "log.jsonl").write_bytes(b'{"step": 1}\n\x00\x00\n{"step": 2}\n')
+    with pytest.raises(AttnbenchError, match=r"log\.jsonl:2: damaged"):
+        read_jsonl(tmp_path / "log.jsonl")

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from attnbench.core.lock import LockedError, is_locked, locked
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from attnbench.core.lock import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path):
+    """Another process that holds tmp_path/lock."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "lock")], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_second_process_is_refused_and_a_kill_frees_the_lock(tmp_path: Path, holder: subprocess.Popen[str]):
+    path = tmp_path / "lock"
+    assert is_locked(path)
+    with pytest.raises(LockedError, match=str(holder.pid)), locked(path):
+        raise AssertionError
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    assert path.exists()  # nobody was left to remove it
+    assert not is_locked(path)
+    with locked(path):
+        assert json.loads(path.read_text())["pid"] == os.getpid()
+        assert is_locked(path)
+    assert not path.exists()
+
+
+def test_the_lock_is_freed_when_the_block_fails(tmp_path: Path):
+    path = tmp_path / "sub" / "lock"
+    with pytest.raises(RuntimeError), locked(path):
+        raise RuntimeError
+    assert not is_locked(path)
+    assert os.listdir(path.parent) == []
+
+
+def test_the_same_process_cannot_hold_it_twice(tmp_path: Path):
+    with locked(tmp_path / "lock"):
+        with pytest.raises(LockedError), locked(tmp_path / "lock"):
+            raise AssertionError
+        assert is_locked(tmp_path / "lock")
+
+
+def test_looking_at_a_lock_keeps_nobody_from_taking_it(tmp_path: Path):
+    path = tmp_path / "lock"
+    path.touch()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            is_locked(path)
+
+    watchers = [threading.Thread(target=watch) for _ in range(2)]
+    for watcher in watchers:
+        watcher.start()
+    try:
+        for _ in range(100):
+            with locked(path):
+                pass
+            path.touch()
+    finally:
+        over.set()
+        for watcher in watchers:
+            watcher.join()
