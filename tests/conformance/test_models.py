@@ -1,0 +1,331 @@
+"""The laws of a sequence-to-sequence model (models/base.py), for every model with every transform of the registries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attnbench.attention.transforms.base import transforms
+from attnbench.attention.types import ROLES
+from attnbench.core.errors import AttnbenchError
+from attnbench.core.tree import expand_batch, map_batch, select_batch
+from attnbench.models.base import Seq2SeqModel, Sizes, Source, models
+from attnbench.search.base import Limits, searches
+from attnbench.train.state import load_weights, save_weights
+
+PAD, BOS, EOS, VOCABULARY = 0, 1, 2, 13
+LENGTHS, TARGETS = (7, 1, 4), (5, 6, 2)
+SMALL: dict[str, list[dict[str, Any]]] = {
+    "transformer": [
+        {"layers": 2, "width": 8, "heads": 2, "ffn": 12, "tie": "none", "norm": "post"},
+        {"layers": 1, "decoder_layers": 2, "width": 8, "heads": 2, "ffn": 12, "tie": "all", "norm": "pre",
+         "positions": "learned", "max_length": 16},
+    ],
+}  # fmt: skip
+"""Every shape that computes something else, for each model."""
+EXTRA: list[Any] = [
+    {"transform": {"kind": "entmax", "alpha": "learned"}},
+    {"transform": {"kind": "topk", "ratio": 0.5}},
+    {"transform": {"kind": "topk", "k": 2, "ties": "index"}, "sparsify": "train"},
+]
+
+
+def sites(sequential: bool) -> list[dict[str, Any]]:
+    found = []
+    for kind in transforms.kinds():
+        cls = transforms.get(kind)
+        if cls.roles >= set(ROLES) and (sequential or not cls.needs_upper):
+            filled = cls.from_budget(2, "cross")
+            found.append({"transform": kind if filled is None else filled.dump()})
+    return found + EXTRA
+
+
+def name(site: dict[str, Any]) -> str:
+    transform = site["transform"]
+    shown = transform if isinstance(transform, str) else "-".join(f"{v}" for v in transform.values() if v is not None)
+    return shown + ("-" + site["sparsify"] if "sparsify" in site else "")
+
+
+CASES = [
+    pytest.param({"kind": kind, **small, "attention": {"default": site}}, id=f"{kind}{number}-{name(site)}")
+    for kind in models.kinds()
+    for number, small in enumerate(SMALL[kind])
+    for site in sites(models.get(kind).sequential)
+]
+PLAIN = [
+    pytest.param({"kind": kind, **small}, id=f"{kind}{number}")
+    for kind in models.kinds() for number, small in enumerate(SMALL[kind])
+]  # fmt: skip
+EACH = pytest.mark.parametrize("raw", CASES)
+PRECISION = pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["float64", "float32"]
+)
+
+
+def build(raw: dict[str, Any], dtype: torch.dtype = torch.float64, seed: int = 3) -> Seq2SeqModel:
+    torch.manual_seed(seed)
+    joint = raw.get("tie") == "all"
+    model = models.parse({"dropout": 0.0, **raw}).build(Sizes(VOCABULARY, VOCABULARY, joint, PAD))
+    for parameter in model.parameters():  # norms, biases and alphas that matter, too
+        parameter.data += 0.2 * torch.randn_like(parameter)
+    return model.to(dtype).eval()
+
+
+def tokens(lengths: tuple[int, ...], seed: int, width: int | None = None) -> tuple[Tensor, Tensor]:
+    """Ids padded on the right, and which of them are real."""
+    width = width or max(lengths)
+    ids = torch.randint(3, VOCABULARY, (len(lengths), width), generator=torch.Generator().manual_seed(seed))
+    valid = torch.arange(width) < torch.tensor(lengths)[:, None]
+    return ids.masked_fill(~valid, PAD), valid
+
+
+def batch() -> tuple[Source, Tensor, Tensor]:
+    source, target_in = Source(*tokens(LENGTHS, 1)), tokens(TARGETS, 2)[0]
+    target_in[:, 0] = BOS
+    return source, target_in, tokens(TARGETS, 2)[1]
+
+
+def logits(model: Seq2SeqModel, source: Source, target_in: Tensor) -> Tensor:
+    return model.logits(model.decode(model.encode(source), target_in).hidden)
+
+
+def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-10) -> None:
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+def shapes(tree: Any) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tuple(tensor.shape))
+        return tensor
+
+    map_batch(note, tree)
+    return found
+
+
+@EACH
+@PRECISION
+@torch.no_grad()
+def test_step_equals_decode(raw, dtype, tolerance):
+    model = build(raw, dtype)
+    source, target_in, _ = batch()
+    whole = logits(model, source, target_in)
+    memory = model.encode(source)
+    state = model.start(memory, target_in.shape[1])
+    for at in range(target_in.shape[1]):
+        found, state = model.step(memory, state, target_in[:, at])
+        close(found, whole[:, at], tolerance)
+
+
+@EACH
+@torch.no_grad()
+def test_step_with_beams_equals_decode(raw):
+    """Three prefixes a source share its Memory; halfway a source leaves, and beams change places."""
+    model, beams = build(raw), 3
+    source, _, _ = batch()
+    prefixes = torch.randint(3, VOCABULARY, (len(LENGTHS) * beams, 5), generator=torch.Generator().manual_seed(4))
+    prefixes[:, 0] = BOS
+    whole = logits(model, Source(*(expand_batch(part, beams) for part in (source.data, source.valid))), prefixes)
+    memory = model.encode(source)
+    state = model.start(memory, 5, beams)
+    for at in range(3):
+        found, state = model.step(memory, state, prefixes[:, at])
+        close(found, whole[:, at])
+    rows = torch.tensor([1, 1, 0, 8, 6, 8])  # of the sources 0 and 2; source 1 is finished
+    memory, state = select_batch(memory, torch.tensor([0, 2])), select_batch(state, rows)
+    later = torch.cat([prefixes[rows, :3], prefixes[torch.arange(6), 3:]], dim=1)
+    left = Source(source.data[[0, 0, 0, 2, 2, 2]], source.valid[[0, 0, 0, 2, 2, 2]])
+    whole = logits(model, left, later)
+    for at in range(3, 5):
+        found, state = model.step(memory, state, later[:, at])
+        close(found, whole[:, at])
+
+
+@EACH
+@PRECISION
+@torch.no_grad()
+def test_padding_and_batch_composition_change_nothing(raw, dtype, tolerance):
+    model = build(raw, dtype)
+    source, target_in, valid = batch()
+    together = logits(model, source, target_in)
+    wide = Source(*tokens(LENGTHS, 1, width=11))
+    wide.data[:, : source.data.shape[1]] = source.data
+    wide.data[~wide.valid] = 5  # padding may hold any token
+    junk = torch.cat([target_in.masked_fill(~valid, 7), torch.full((len(TARGETS), 3), 9)], dim=1)
+    padded = logits(model, wide, junk)[:, : target_in.shape[1]]
+    for row, (length, target) in enumerate(zip(LENGTHS, TARGETS, strict=True)):
+        own = Source(source.data[row : row + 1, :length], source.valid[row : row + 1, :length])
+        alone = logits(model, own, target_in[row : row + 1, :target])[0]
+        close(alone, together[row, :target], tolerance)
+        close(alone, padded[row, :target], tolerance)
+
+
+@pytest.mark.parametrize("raw", PLAIN)
+def test_padding_gets_no_gradient(raw):
+    model = build({**raw, "tie": "none"})
+    source, target_in, valid = batch()
+    source.data[~source.valid], target_in[~valid] = 11, 12  # tokens that stand nowhere else
+    for ids, own in ((source.data, source.valid), (target_in, valid)):
+        ids[own & (ids >= 11)] = 10
+    logits(model, source, target_in)[valid].log_softmax(-1)[:, 4].sum().backward()
+    assert isinstance(model, nn.Module)
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    vocabularies = [table for table in tables if table.num_embeddings == VOCABULARY]
+    assert len(vocabularies) >= 2
+    for table in vocabularies:
+        assert table.weight.grad is not None
+        assert not table.weight.grad[11:].any()
+        assert table.weight.grad[3:11].any()
+
+
+@EACH
+@torch.no_grad()
+def test_dimension_zero_is_the_row(raw):
+    model = build(raw)
+    source, target_in, _ = batch()
+    memory = model.encode(source)
+    assert shapes(memory)
+    assert {shape[0] for shape in shapes(memory)} == {len(LENGTHS)}
+    for beams in (1, 4):
+        state = model.start(memory, 6, beams)
+        for _ in range(2):
+            assert shapes(state)
+            assert {shape[0] for shape in shapes(state)} == {len(LENGTHS) * beams}
+            _, state = model.step(memory, state, expand_batch(target_in[:, 0], beams))
+
+
+@EACH
+@torch.no_grad()
+def test_select_batch_commutes_with_decode(raw):
+    model = build(raw)
+    source, target_in, _ = batch()
+    index = torch.tensor([2, 0, 0])
+    found = model.decode(select_batch(model.encode(source), index), target_in[index]).hidden
+    close(found, model.decode(model.encode(source), target_in).hidden[index])
+
+
+@EACH
+def test_gradients_reach_every_parameter_and_are_finite(raw):
+    model = build(raw).train()
+    source, target_in, valid = batch()
+    nn.functional.cross_entropy(logits(model, source, target_in)[valid], target_in[valid]).backward()
+    for label, parameter in model.named_parameters():
+        assert parameter.grad is not None, label
+        assert parameter.grad.isfinite().all(), label
+        assert parameter.grad.any(), label
+
+
+@pytest.mark.parametrize("raw", PLAIN)
+def test_the_future_of_the_target_is_hidden(raw):
+    model = build(raw)
+    source, target_in, _ = batch()
+    before = logits(model, source, target_in)
+    target_in[:, 3:] = 9
+    after = logits(model, source, target_in)
+    assert torch.equal(before[:, :3], after[:, :3])
+    assert not torch.allclose(before[:, 3:], after[:, 3:])
+
+
+@EACH
+@torch.no_grad()
+def test_weights_of_every_site_are_told_when_asked_for(raw):
+    model = build(raw)
+    source, target_in, valid = batch()
+    assert model.decode(model.encode(source), target_in).maps is None
+    decoded = model.decode(model.encode(source, need_weights=True), target_in, need_weights=True)
+    assert torch.equal(decoded.hidden, model.decode(model.encode(source), target_in).hidden)
+    assert decoded.maps is not None
+    keys = {"encoder_self": source.valid, "decoder_self": None, "cross": source.valid}
+    for role, maps in decoded.maps.items():
+        assert maps, role
+        own, mask = (source.valid if role == "encoder_self" else valid), keys[role]
+        for weights in maps:
+            close(weights.sum(-1).transpose(1, 2)[own], torch.ones(int(own.sum()), weights.shape[1]).double())
+            if mask is not None:
+                assert not weights.masked_select(~mask[:, None, None, :]).any()
+            else:
+                assert not weights.triu(1).any()
+
+
+@pytest.mark.parametrize("raw", PLAIN)
+@torch.no_grad()
+def test_a_source_without_tokens_is_no_nan(raw):
+    model = build(raw)
+    source, target_in, _ = batch()
+    emptied = Source(source.data, source.valid & torch.tensor([[True], [False], [True]]))
+    found = logits(model, emptied, target_in)
+    assert found.isfinite().all()
+    close(found[[0, 2]], logits(model, source, target_in)[[0, 2]])
+
+
+@EACH
+def test_one_batch_is_learned_by_heart(raw):
+    torch.manual_seed(0)
+    wide = {**raw, "width": 16, "ffn": 32}
+    model = models.parse({"dropout": 0.0, **wide}).build(Sizes(VOCABULARY, VOCABULARY, raw.get("tie") == "all", PAD))
+    source, target_in, valid = batch()
+    target_out = torch.cat([target_in[:, 1:], torch.full((len(TARGETS), 1), EOS)], dim=1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    loss = torch.tensor(torch.inf)
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(logits(model, source, target_in)[valid], target_out[valid])
+        loss.backward()
+        optimizer.step()
+        if loss.item() < 0.05:
+            break
+    assert loss.item() < 0.05
+
+
+@EACH
+@torch.no_grad()
+def test_saved_weights_come_back_exactly(raw, tmp_path):
+    model, other = build(raw, torch.float32), build(raw, torch.float32, seed=8)
+    source, target_in, _ = batch()
+    wanted = logits(model, source, target_in)
+    assert not torch.equal(logits(other, source, target_in), wanted)
+    save_weights(model, tmp_path / "model.safetensors")
+    load_weights(other, tmp_path / "model.safetensors")
+    assert torch.equal(logits(other, source, target_in), wanted)
+    for (label, one), (_, two) in zip(model.named_parameters(), other.named_parameters(), strict=True):
+        assert torch.equal(one, two), label
+
+
+@pytest.mark.parametrize("raw", PLAIN)
+def test_the_same_seed_gives_the_same_model(raw):
+    first, second, third = build(raw), build(raw), build(raw, seed=4)
+    assert all(torch.equal(one, two) for one, two in zip(first.parameters(), second.parameters(), strict=True))
+    assert not all(torch.equal(one, two) for one, two in zip(first.parameters(), third.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("raw", PLAIN)
+@pytest.mark.parametrize("search", [{"kind": "greedy"}, {"kind": "beam", "size": 3}], ids=lambda raw: raw["kind"])
+def test_a_search_stops_where_the_model_ends(raw, search):
+    """max_ratio would let outputs be longer than the model can read; they are cut at what it can."""
+    model = build({**raw, "max_length": 8})
+    assert model.max_length == 8
+    free = model.logits
+    model.logits = lambda hidden: free(hidden).index_fill(-1, torch.tensor([EOS]), -torch.inf)  # nothing ever ends
+    source = Source(*tokens((8, 1), 1))
+    found = searches.parse({**search, "max_ratio": 5.0, "max_extra": 0}).build()(model, source, Limits(BOS, EOS, PAD))
+    assert [len(row[0].tokens) for row in found] == [8, 5]
+
+
+@pytest.mark.parametrize("raw", PLAIN)
+def test_what_is_longer_than_the_model_names_the_mend(raw):
+    model = build({**raw, "max_length": 6})
+    mend = "longer than model.max_length 6; raise it, or lower task.max_length"
+    with pytest.raises(AttnbenchError, match=f"a sequence of 7 tokens is {mend}"):
+        model.encode(Source(*tokens((7, 2), 1)))
+    memory = model.encode(Source(*tokens((6, 2), 1)))
+    with pytest.raises(AttnbenchError, match=f"a sequence of 8 tokens is {mend}"):
+        model.decode(memory, tokens((8, 2), 1)[0])
+    state = model.start(memory, 9)
+    for _ in range(6):
+        _, state = model.step(memory, state, torch.tensor([BOS, BOS]))
+    with pytest.raises(AttnbenchError, match=f"a sequence of 7 tokens is {mend}"):
+        model.step(memory, state, torch.tensor([BOS, BOS]))
