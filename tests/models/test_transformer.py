@@ -1,0 +1,237 @@
+"""The Transformer: sizes against a formula by hand, its mathematics against torch's own layers, its spec."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from attnbench.attention.transforms.base import TransformSpec, transforms
+from attnbench.core.spec import dotted, problems
+from attnbench.models.base import Sizes, Source, models
+from attnbench.models.transformer import PRESETS, Transformer, TransformerSpec
+
+JOINT, APART = Sizes(21, 21, joint=True), Sizes(17, 21, joint=False)
+
+
+def parse(**raw: Any) -> TransformerSpec:
+    return TransformerSpec.model_validate(raw)
+
+
+def build(sizes: Sizes = APART, **raw: Any) -> Transformer:
+    torch.manual_seed(1)
+    small = {"layers": 2, "width": 8, "heads": 2, "ffn": 12, "dropout": 0.0, "tie": "none"}
+    return parse(**{**small, **raw}).build(sizes).double().eval()
+
+
+def faults(**raw: Any) -> dict[str, str]:
+    with pytest.raises(ValidationError) as caught:
+        parse(**raw)
+    return {dotted(path): message for path, message in problems(caught.value)}
+
+
+def count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def by_hand(spec: TransformerSpec, sizes: Sizes) -> int:
+    """Parameters, from the paper's figures alone."""
+    d, f = spec.width, spec.ffn
+    attention, feed_forward, norm = 4 * (d * d + d), 2 * d * f + f + d, 2 * d
+    encoder = attention + feed_forward + 2 * norm
+    decoder = 2 * attention + feed_forward + 3 * norm
+    tables = {
+        "all": sizes.target_vocab,
+        "decoder": sizes.source_vocab + sizes.target_vocab,
+        "none": sizes.source_vocab + 2 * sizes.target_vocab,
+    }
+    return (
+        tables[spec.tie] * d
+        + spec.layers * encoder
+        + (spec.decoder_layers or spec.layers) * decoder
+        + (2 * norm if spec.norm == "pre" else 0)
+        + (2 * spec.max_length * d if spec.positions == "learned" else 0)
+    )
+
+
+# ---- sizes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("more", [
+    {},
+    {"norm": "pre", "tie": "decoder"},
+    {"positions": "learned", "tie": "none", "max_length": 77, "decoder_layers": 1},
+])  # fmt: skip
+def test_parameters_of_every_preset(preset, more):
+    spec, sizes = parse(preset=preset, **more), Sizes(5000, 6000 if more else 5000, joint=not more)
+    with torch.device("meta"):
+        assert count(spec.build(sizes)) == by_hand(spec, sizes)
+
+
+@pytest.mark.parametrize(("preset", "wanted"), [("base", 63_082_496), ("big", 214_245_376)])
+def test_the_models_of_the_paper(preset, wanted):
+    """Vaswani et al. 2017, table 3 rounds them to 65 and 213 million; 37,000 joint subwords."""
+    with torch.device("meta"):
+        assert count(parse(preset=preset).build(Sizes(37000, 37000, joint=True))) == wanted
+
+
+def test_learned_alpha_is_one_a_head_and_site():
+    site = {"transform": {"kind": "entmax", "alpha": "learned"}}
+    assert count(build(attention={"default": site})) - count(build()) == 3 * 2 * 2  # sites, layers, heads
+
+
+def test_decoder_layers():
+    model = build(layers=3, decoder_layers=1)
+    assert (len(model.encoder), len(model.decoder)) == (3, 1)
+    assert len(build(layers=3).decoder) == 3
+
+
+@pytest.mark.parametrize("tie", ["all", "decoder", "none"])
+def test_ties_share_exactly(tie):
+    model = build(JOINT, tie=tie)
+    source, target = model.source_embedding.table.weight, model.target_embedding.table.weight
+    assert (source is target) == (tie == "all")
+    assert (model.output.weight is target) == (tie in ("all", "decoder"))
+    assert (model.output.weight is source) == (tie == "all")
+    with torch.no_grad():
+        model.output.weight += 1.0
+    assert torch.equal(model.output.weight, target) == (tie != "none")
+
+
+def test_one_table_needs_one_vocabulary():
+    with pytest.raises(ValueError, match="needs a joint vocabulary"):
+        parse(tie="all").build(APART)
+
+
+# ---- mathematics ----------------------------------------------------------------------------------------------------
+
+
+def copy_attention(ours: nn.Module, theirs: nn.MultiheadAttention) -> None:
+    state = ours.state_dict()
+    for part in ("weight", "bias"):
+        joined = torch.cat([state[f"project_query.{part}"], state[f"project_memory.{part}"]])
+        getattr(theirs, f"in_proj_{part}").data.copy_(joined)
+        getattr(theirs.out_proj, part).data.copy_(state[f"project_context.{part}"])
+
+
+def copy_rest(ours: Any, theirs: Any, norms: list[str]) -> None:
+    theirs.linear1.load_state_dict(ours.feed_forward.expand.state_dict())
+    theirs.linear2.load_state_dict(ours.feed_forward.contract.state_dict())
+    for number, name in enumerate(norms, start=1):
+        getattr(theirs, f"norm{number}").load_state_dict(getattr(ours, name).norm.state_dict())
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@torch.no_grad()
+def test_equals_torchs_own_transformer(norm):
+    model = build(norm=norm, decoder_layers=1)
+    for parameter in model.parameters():
+        parameter += 0.2 * torch.randn_like(parameter)
+    shape = {"d_model": 8, "nhead": 2, "dim_feedforward": 12, "dropout": 0.0, "batch_first": True,
+             "norm_first": norm == "pre"}  # fmt: skip
+    source = Source(torch.randint(3, 17, (3, 6)), torch.arange(6) < torch.tensor([6, 2, 4])[:, None])
+    target = torch.randint(3, 21, (3, 5))
+    states = model.source_embedding(source.data)
+    for layer in model.encoder:
+        peer = nn.TransformerEncoderLayer(**shape).double().train()  # eval mode takes a path that drops padding
+        copy_attention(layer.attention, peer.self_attn)
+        copy_rest(layer, peer, ["attention_residual", "feed_forward_residual"])
+        states = peer(states, src_key_padding_mask=~source.valid)
+    memory = model.encoder_norm(states)
+    states = model.target_embedding(target)
+    future = nn.Transformer.generate_square_subsequent_mask(5).double()
+    for layer in model.decoder:
+        peer = nn.TransformerDecoderLayer(**shape).double().train()
+        copy_attention(layer.attention, peer.self_attn)
+        copy_attention(layer.cross, peer.multihead_attn)
+        copy_rest(layer, peer, ["attention_residual", "cross_residual", "feed_forward_residual"])
+        states = peer(states, memory, tgt_mask=future, memory_key_padding_mask=~source.valid)
+    wanted = model.decoder_norm(states)
+    found = model.decode(model.encode(source), target).hidden
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-11)
+    torch.testing.assert_close(model.logits(found), wanted @ model.output.weight.T)
+
+
+def test_only_pre_norm_ends_its_stacks_with_a_norm():
+    assert isinstance(build(norm="pre").encoder_norm, nn.LayerNorm)
+    assert isinstance(build(norm="pre").decoder_norm, nn.LayerNorm)
+    assert isinstance(build(norm="post").decoder_norm, nn.Identity)
+
+
+def test_each_site_has_its_own_choice():
+    model = build(attention={"encoder_self": {"transform": {"kind": "topk", "k": 1}},
+                             "cross": {"transform": {"kind": "topk", "k": 2}}})  # fmt: skip
+    source = Source(torch.randint(3, 17, (2, 6)), torch.ones(2, 6, dtype=torch.bool))
+    maps = model.decode(model.encode(source, need_weights=True), torch.randint(3, 21, (2, 4)), need_weights=True).maps
+    kept = {
+        role: {int(n) for weights in layers for n in (weights > 0).sum(-1).unique()} for role, layers in maps.items()
+    }
+    assert kept == {"encoder_self": {1}, "decoder_self": {1, 2, 3, 4}, "cross": {2}}
+
+
+def test_dropout_stands_where_it_is_asked_for():
+    source = Source(torch.randint(3, 17, (2, 6)), torch.ones(2, 6, dtype=torch.bool))
+    for name in ("dropout", "attention_dropout", "activation_dropout"):
+        model = build(**{name: 0.5}).train()
+        assert not torch.equal(model.encode(source).cross[0].keys, model.encode(source).cross[0].keys), name
+        model.eval()
+        assert torch.equal(model.encode(source).cross[0].keys, model.encode(source).cross[0].keys), name
+    model = build().train()
+    assert torch.equal(model.encode(source).cross[0].keys, model.encode(source).cross[0].keys)
+
+
+# ---- spec -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_preset_gives_sizes_and_a_size_beside_it_wins():
+    assert parse(preset="tiny").layers == 2
+    spec = parse(preset="tiny", width=64, heads=8)
+    assert (spec.layers, spec.width, spec.heads, spec.ffn) == (2, 64, 8, 256)
+    assert parse() == parse(preset="base")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_and_its_sizes_are_one_spec(preset):
+    short, long = parse(preset=preset), parse(**PRESETS[preset])
+    assert short.digest() == long.digest()
+    again = models.parse(short.dump())
+    assert again == short
+    assert again.digest() == short.digest()
+
+
+def test_the_document_of_presets_is_right():
+    text = TransformerSpec.model_fields["preset"].description or ""
+    for name, sizes in PRESETS.items():
+        assert f"{name} {sizes['layers']}x{sizes['width']}" in text
+
+
+@pytest.mark.parametrize(("raw", "path", "words"), [
+    ({"preset": "tyni"}, "preset", "did you mean 'tiny'"),
+    ({"width": 10, "heads": 4}, "", "width 10 cannot be split over 4 heads"),
+    ({"preset": "tiny", "heads": 3}, "", "width 128 cannot be split over 3 heads"),
+    ({"layers": 0}, "layers", "greater than or equal to 1 (given: 0)"),
+    ({"layers": "2"}, "layers", "integer (given: '2')"),
+    ({"dropout": 1.0}, "dropout", "less than 1"),
+    ({"norm": "both"}, "norm", "known: pre, post"),
+    ({"lyers": 2}, "lyers", "did you mean 'layers'"),
+    ({"attention": {"cros": {}}}, "attention.cros", "did you mean 'cross'"),
+])  # fmt: skip
+def test_faults_are_told_at_their_path(raw, path, words):
+    found = faults(**raw)
+    assert list(found) == [path]
+    assert words in found[path]
+
+
+def test_history_needs_a_decoder_that_runs_step_by_step(monkeypatch):
+    class Bounded(TransformSpec):
+        kind: str = "bounded"
+        needs_upper = True
+
+    transforms.kinds()
+    monkeypatch.setattr(transforms, "_members", {**transforms._members, "bounded": Bounded})
+    (message,) = faults(attention={"cross": {"transform": "bounded"}}).values()
+    assert "attention.cross: the transform 'bounded' depends on what was attended before" in message
