@@ -144,10 +144,11 @@ class LearnedEntmaxFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, excess: Tensor, valid: Tensor | None) -> Tensor:
         masked = mask(scores, valid)
-        weights = weigh(masked, excess.clamp_min(SOFTMAX_BELOW))
         nearly = excess <= SOFTMAX_BELOW
-        if bool(nearly.any()):
-            weights = torch.where(nearly, softmax.weigh(masked), weights)
+        dense = softmax.weigh(masked.clone()) if bool(nearly.any()) else None
+        weights = weigh(masked, excess.clamp_min(SOFTMAX_BELOW))
+        if dense is not None:
+            weights = torch.where(nearly, dense, weights)
         ctx.save_for_backward(weights, excess)
         return weights
 

@@ -25,7 +25,7 @@ ROUNDS = 64
 
 
 class Normaliser(NamedTuple):
-    """weigh: masked scores -> weights. slope: weights -> q of the Jacobian."""
+    """weigh: masked scores, which it may overwrite -> weights. slope: weights -> q of the Jacobian."""
 
     weigh: Callable[[Float[Tensor, "... K"]], Float[Tensor, "... K"]]
     slope: Callable[[Float[Tensor, "... K"]], Float[Tensor, "... K"]]
@@ -53,12 +53,14 @@ def mask(scores: Float[Tensor, "... K"], valid: Bool[Tensor, "..."] | None) -> F
     if valid is None:
         return clean
     bound = torch.where(valid, torch.inf, -torch.inf).to(clean.dtype)
-    return torch.minimum(clean, bound)
+    return torch.minimum(clean, bound, out=clean)
 
 
 def centre(masked: Float[Tensor, "... K"]) -> Rows:
+    """In place: `masked` is spent."""
     top = masked.amax(-1, keepdim=True)
-    return Rows(masked - top.nan_to_num(posinf=torch.finfo(masked.dtype).min, neginf=0.0), top == torch.inf)
+    spoilt = top == torch.inf
+    return Rows(masked.sub_(top.nan_to_num_(posinf=torch.finfo(masked.dtype).min, neginf=0.0)), spoilt)
 
 
 def climb(threshold: Float[Tensor, "... 1"], moved: Float[Tensor, "... 1"]) -> tuple[Float[Tensor, "... 1"], bool]:
@@ -79,7 +81,7 @@ def share(mass: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:
 
 def pull_back(grad: Float[Tensor, "... K"], slope: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:
     """The gradient at the scores: `q * (g - <q, g> / sum q)`; exactly 0 where q is, whatever g holds there."""
-    taken = slope * heed(grad, slope)
+    taken = heed(grad, slope).mul_(slope)
     total = slope.sum(-1, keepdim=True).clamp_min_(torch.finfo(slope.dtype).tiny)
     mean = taken.sum(-1, keepdim=True).div_(total).nan_to_num_(0.0, 0.0, 0.0)  # in a spoilt row q and taken are NaN
     return taken.addcmul_(slope, mean, value=-1)
@@ -89,7 +91,9 @@ def heed(grad: Float[Tensor, "... K"], slope: Float[Tensor, "... K"]) -> Float[T
     """The gradient with 0 where slope is 0: a masked value may hold NaN, and 0 times NaN is NaN."""
     largest = torch.finfo(slope.dtype).max
     bound = (slope * largest).mul_(largest)  # inf, or 0 where slope is 0
-    return torch.clamp(grad.nan_to_num(torch.inf, torch.inf, -torch.inf), -bound, bound)
+    heeded = grad.nan_to_num(torch.inf, torch.inf, -torch.inf)
+    torch.minimum(heeded, bound, out=heeded)
+    return torch.maximum(heeded, bound.neg_(), out=heeded)
 
 
 class _Simplex(torch.autograd.Function):

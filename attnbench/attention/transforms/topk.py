@@ -69,14 +69,14 @@ def _weigh(
     ties: Ties,
     keep: Bool[Tensor, "..."] | None,
 ) -> Float[Tensor, "... K"]:
-    rows = centre(masked)
     length = masked.shape[-1]
     if ratio is None:
         count = k or length
         kth = _largest(masked, count)[..., :1]
     else:
         count, kth = _largest_share(masked, ratio, at_least)
-    kth = kth.masked_fill(rows.spoilt, -torch.inf)  # every valid key of a spoilt row must become NaN
+    spoilt = masked.amax(-1, keepdim=True) == torch.inf
+    kth = kth.masked_fill(spoilt, -torch.inf)  # every valid key of a spoilt row must become NaN
     if ties == "threshold":
         chosen = torch.ge(masked, kth, out=torch.empty_like(masked))
     else:
@@ -86,7 +86,7 @@ def _weigh(
         chosen = above + level * (level.cumsum(-1) <= room)
     if keep is not None:
         chosen = torch.maximum(chosen, keep.to(chosen.dtype))
-    return share(rows.centred.exp_().mul_(chosen))
+    return share(centre(masked).centred.exp_().mul_(chosen))
 
 
 def _largest(masked: Float[Tensor, "... K"], count: int) -> Float[Tensor, "... N"]:
