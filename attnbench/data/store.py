@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 _OFFSET = np.dtype("<u8")
 _BUFFER = 1 << 16
+_BLOCK = 1 << 12
 
 
 class _Offsets:
@@ -143,10 +144,11 @@ class TextLines(Sequence[str]):
         return self._text.array[int(first) : int(end) - 1].tobytes().decode()
 
     def __iter__(self) -> Iterator[str]:
-        for start in range(0, len(self), _BUFFER):
-            for index in range(start, min(start + _BUFFER, len(self))):
-                yield self[index]
+        for start in range(0, len(self), _BLOCK):
+            offsets = self._offsets.array[start : start + _BLOCK + 1]
+            block = self._text.array[int(offsets[0]) : int(offsets[-1])].tobytes().decode()
             self.release()
+            yield from block.split("\n")[:-1]
 
     def release(self) -> None:
         self._text.release()

@@ -18,6 +18,7 @@ from attnbench.data.special import EOS, SPECIALS, UNK
 from attnbench.data.tokenizers.base import LEAST_ROWS, Sizes, TokenizerSpec, Vocabulary, tokenizers
 
 _END = "</w>"
+_KNOWN_WORDS = 100_000
 _LEAST_ALPHABET, _ALPHABET_SHARE = 128, 8
 """At most an eighth of the rows (and never under 128) are characters; a text with more has its rarest as <unk>."""
 
@@ -30,15 +31,25 @@ class BpeVocabulary:
         self._tokenizer = tokenizer
         vocab = tokenizer.get_vocab(with_added_tokens=False)
         self.filled = len(vocab)
+        self._known: dict[str, list[int]] = {}
+        """Words met lately: most of a text is the same words again, and looking them up is several times as fast."""
         self._tokens = [token for token, _ in sorted(vocab.items(), key=lambda item: item[1])]
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        # text that happens to be spelt like a special token is text
-        return [[index if index > EOS else UNK for index in item.ids] for item in encoded]
+        lines = [text.split() for text in texts]
+        known = self._known
+        fresh = list({word for words in lines for word in words if word not in known})
+        if fresh:
+            if len(known) > _KNOWN_WORDS:
+                known.clear()
+                return self.encode_batch(texts)
+            for word, item in zip(fresh, self._tokenizer.encode_batch_fast(fresh), strict=True):
+                # a word that happens to be spelt like a special token is text
+                known[word] = [index if index > EOS else UNK for index in item.ids]
+        return [[index for word in words for index in known[word]] for words in lines]
 
     def decode(self, ids: Sequence[int]) -> str:
         pieces = []
