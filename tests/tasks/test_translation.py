@@ -1,0 +1,229 @@
+"""Translation: the loss against a sum by hand, splits decoded in their order and scored, attention measured."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from attnbench.core.errors import AttnbenchError
+from attnbench.data.base import BOS, EOS, PAD, Batch
+from attnbench.data.corpus import Data
+from attnbench.models.base import Seq2SeqModel, Source
+from attnbench.models.transformer import TransformerSpec
+from attnbench.search.base import Hypothesis, Limits
+from attnbench.tasks import translation
+from attnbench.tasks.translation import Translation, TranslationSpec
+
+DEMO: dict[str, Any] = {"kind": "demo", "pairs": 1500, "held_out": 23}
+
+
+def parse(**raw: Any) -> TranslationSpec:
+    return TranslationSpec.model_validate({"dataset": DEMO, **raw})
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    spec = parse()
+    cache = tmp_path_factory.mktemp("cache")
+    path = spec.prepare(cache, None, True)
+    assert path == spec.data_path(cache)
+    return spec.open(path)
+
+
+def build(spec: TranslationSpec, **raw: Any) -> Seq2SeqModel:
+    torch.manual_seed(0)
+    small = {"layers": 1, "width": 8, "heads": 2, "ffn": 8, "dropout": 0.0, "tie": "none"}
+    return TransformerSpec.model_validate({**small, **raw}).build(spec.model_sizes()).double().eval()
+
+
+@pytest.fixture
+def task() -> Translation:
+    return parse().bind()
+
+
+def some_batch(data: Data) -> Batch:
+    return next(data.eval_batches("valid", tokens=120))
+
+
+class Oracle:
+    """A search that knows each source's reference, and says which batches it was asked for."""
+
+    def __init__(self, data: Data, split: str) -> None:
+        pairs = data.split(split)
+        self.known: dict[str, str] = dict(zip(pairs.source, pairs.target, strict=True))
+        self.data = data
+        self.seen: list[int] = []
+
+    def __call__(self, model: Seq2SeqModel, source: Source, limits: Limits) -> list[list[Hypothesis]]:
+        assert limits == Limits(BOS, EOS, PAD)
+        self.seen.append(len(source.data))
+        found = []
+        for ids, valid in zip(source.data, source.valid, strict=True):
+            assert ids[valid][-1] == EOS
+            text = self.data.source_vocabulary.decode(ids[valid].tolist())
+            tokens = self.data.target_vocabulary.encode(self.known[text])
+            found.append([Hypothesis(tokens, 0.0, 0.0, True), Hypothesis([], -1.0, -1.0, True)])
+        return found
+
+
+# ---- loss ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_loss_is_the_sum_over_target_tokens(data, task, smoothing):
+    model, batch = build(task.spec), some_batch(data)
+    found = task.loss(model, batch, smoothing)
+    total = nll = 0.0
+    with torch.no_grad():
+        for row in range(len(batch.source)):
+            source = batch.source[row : row + 1, batch.source_valid[row]]
+            length = int(batch.target_valid[row].sum())
+            memory = model.encode(Source(source, torch.ones_like(source, dtype=torch.bool)))
+            hidden = model.decode(memory, batch.target_in[row : row + 1, :length]).hidden
+            log_p = model.logits(hidden)[0].log_softmax(-1)
+            for place in range(length):
+                own = -log_p[place, batch.target_out[row, place]].item()
+                nll += own
+                total += (1 - smoothing) * own - smoothing * log_p[place].mean().item()
+    assert found.total.item() == pytest.approx(total, rel=1e-9)
+    assert found.nll.item() == pytest.approx(nll, rel=1e-9)
+    assert found.total.requires_grad
+    assert not found.nll.requires_grad
+
+
+def test_padding_is_not_in_the_loss(data, task):
+    model, batch = build(task.spec), some_batch(data)
+    wanted = task.loss(model, batch, 0.1).total
+    wide = [nn.functional.pad(tensor, (0, 3), value=value) for tensor, value in
+            zip(batch[:5], (9, False, 9, 9, False), strict=True)]  # fmt: skip
+    torch.testing.assert_close(task.loss(model, Batch(*wide, batch.index), 0.1).total, wanted)
+
+
+def test_count_is_of_target_tokens_with_eos(data, task):
+    batch = some_batch(data)
+    assert task.count(batch) == int((batch.target_out != PAD).sum())
+    lines = [data.split("valid").target[line] for line in batch.index.tolist()]
+    assert task.count(batch) == sum(len(line.split()) + 1 for line in lines)
+
+
+def test_validate_is_the_mean_over_the_split(data, task):
+    model = build(task.spec)
+    nats = count = 0.0
+    for batch in data.eval_batches("valid", tokens=500):
+        nats += task.loss(model, batch, 0.0).nll.item()
+        count += task.count(batch)
+    for tokens in (60, 500):
+        values = task.validate(model, data, "valid", tokens)
+        assert values["loss"] == pytest.approx(nats / count, rel=1e-9)
+        assert values["ppl"] == pytest.approx(math.exp(nats / count), rel=1e-9)
+
+
+# ---- decoding and scores --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+@pytest.mark.parametrize("tokens", [40, 4000])
+def test_a_perfect_search_scores_100_and_lines_keep_their_order(data, task, split, tokens):
+    oracle = Oracle(data, split)
+    metrics = task.evaluate(build(task.spec), data, split, oracle, tokens)
+    assert (len(oracle.seen) > 1) == (tokens == 40)
+    assert sum(oracle.seen) == len(data.split(split)) == metrics.samples["sentences"]
+    assert metrics.outputs["txt"] == metrics.outputs["ref.txt"] == list(data.split(split).target)
+    assert metrics.outputs["detok.txt"] == list(data.split(split).references)
+    for name in ("bleu", "bleu_13a", "chrf"):
+        assert metrics.values[name] == pytest.approx(100)
+        assert "version:" in metrics.signatures[name]
+    words = sum(len(line.split()) + 1 for line in data.split(split).target)
+    seconds = metrics.values["decode_seconds"]
+    assert metrics.values["decode_tokens_per_s"] == pytest.approx(words / seconds, rel=1e-6)
+
+
+def test_a_wrong_line_lowers_the_score(data, task):
+    lines = list(data.split("test").target)
+    assert task.score(data, "test", [*lines[1:], lines[0]]).values["bleu"] < 50
+    assert task.score(data, "test", [""] * len(lines)).values["bleu"] == 0
+
+
+@pytest.mark.parametrize(("fields", "case"), [({}, "lc"), ({"bleu": "tok"}, "mixed")])
+def test_bleu_is_of_the_kind_asked_for(data, fields, case):
+    task = parse(**fields).bind()
+    lines = [line.upper() for line in data.split("test").target]
+    metrics = task.score(data, "test", lines)
+    assert f"case:{case}" in metrics.signatures["bleu"]
+    assert (metrics.values["bleu"] > 99) == (case == "lc")
+    assert "case:mixed|eff:no|tok:13a" in metrics.signatures["bleu_13a"]
+
+
+def test_lower_cased_data_are_scored_lower_cased(data):
+    task = parse(lowercase=True).bind()
+    metrics = task.score(data, "test", list(data.split("test").target))
+    assert "case:lc|eff:no|tok:13a" in metrics.signatures["bleu_13a"]
+    assert metrics.values["bleu_13a"] == pytest.approx(100)
+
+
+def test_compounds_are_split_when_asked_for(data):
+    lines = list(data.split("test").target)
+    plain = parse().bind().score(data, "test", lines)
+    split = parse(compound_split=True).bind().score(data, "test", lines)
+    assert split.signatures["bleu"] != plain.signatures["bleu"]
+    assert split.values["bleu"] == pytest.approx(100)
+
+
+def test_translate_keeps_the_order_of_lines(data, task, monkeypatch):
+    monkeypatch.setattr(translation, "SENTENCES", 4)
+    oracle, pairs = Oracle(data, "test"), data.split("test")
+    lines = list(pairs.source)[:10]
+    found = task.translate(build(task.spec), data, lines, oracle)
+    assert found == list(pairs.references)[:10]
+    assert oracle.seen == [4, 4, 2]
+
+
+def test_a_sentence_longer_than_the_model_names_the_mend(data, task):
+    longest = max(len(line.split()) + 1 for line in data.split("test").source)
+    model = build(task.spec, max_length=longest - 1)
+    with pytest.raises(AttnbenchError, match=rf"{longest} tokens.*model\.max_length {longest - 1}.*task\.max_length"):
+        task.validate(model, data, "test", 4000)
+
+
+# ---- attention ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sample", [5, 256])
+def test_inspect_measures_every_site_on_the_first_sentences(data, task, monkeypatch, sample):
+    monkeypatch.setattr(translation, "SAMPLE", sample)
+    site = {"transform": {"kind": "topk", "k": 2, "ties": "index"}}
+    model = build(task.spec, attention={"cross": site, "decoder_self": site})
+    metrics = task.inspect(model, data, "valid", 200)
+    pairs = data.split("valid")
+    lengths = [(len(s.split()) + 1, len(t.split()) + 1) for s, t in zip(pairs.source, pairs.target, strict=True)]
+    chosen = lengths[:sample]
+    assert metrics.samples == {"attended": len(chosen)}
+    rows = sum(source for source, _ in chosen)
+    assert metrics.values["attended/encoder_self"] == pytest.approx(sum(s * s for s, _ in chosen) / rows)
+    queries = sum(target for _, target in chosen)
+    assert metrics.values["attended/cross"] == pytest.approx(2)
+    assert metrics.values["attended/decoder_self"] == pytest.approx(2 - len(chosen) / queries)  # the first sees itself
+    assert 0 < metrics.values["entropy/cross"] <= math.log(2)
+    assert metrics.values["entropy/encoder_self"] > metrics.values["entropy/cross"]
+
+
+# ---- spec -----------------------------------------------------------------------------------------------------------
+
+
+def test_scores_are_no_part_of_the_data():
+    """The prepared folder is the same however outputs are scored, and another when the text is."""
+    cache = Path("cache")
+    assert parse().data_path(cache) == parse(bleu="tok", compound_split=True).data_path(cache)
+    assert parse().data_path(cache) != parse(lowercase=True).data_path(cache)
+    assert parse().digest() != parse(bleu="tok").digest()
+
+
+def test_model_sizes_are_known_without_data():
+    sizes = parse(tokenizer={"kind": "word", "source_vocab": 50, "target_vocab": 60}).model_sizes()
+    assert (sizes.source_vocab, sizes.target_vocab, sizes.joint, sizes.pad) == (50, 60, False, PAD)
+    assert parse(tokenizer={"kind": "bpe", "vocab": 300, "joint": True}).model_sizes().joint
