@@ -61,8 +61,7 @@ def write_texts(recipe: Recipe, parts: Mapping[str, list[Part]], folder: Path) -
     Raises DataError for bad lines, and for a split without a pair.
     """
     with ExitStack() as stack:
-        aligned = all(part.alignment is not None for split in parts.values() for part in split)
-        texts = {split: stack.enter_context(SplitText(folder, split, aligned)) for split in SPLITS}
+        texts = {split: stack.enter_context(SplitText(folder, split, _aligned(parts, split))) for split in SPLITS}
         for split in SPLITS:
             for part in parts.get(split, []):
                 _write_part(recipe, part, split, texts)
@@ -71,6 +70,12 @@ def write_texts(recipe: Recipe, parts: Mapping[str, list[Part]], folder: Path) -
         if number["kept"] == 0:
             raise DataError(f"the {split} split keeps no pair of {number['read']:,} read; check its files and filters")
     return counts
+
+
+def _aligned(parts: Mapping[str, list[Part]], split: str) -> bool:
+    """Whether the alignments of all pairs of a split are known, those held out of another split included."""
+    feeding = [part for name, own in parts.items() for part in own if name == split or split in part.held.values()]
+    return all(part.alignment is not None for part in feeding)
 
 
 def _write_part(recipe: Recipe, part: Part, split: str, texts: Mapping[str, SplitText]) -> None:

@@ -12,7 +12,7 @@ from attnbench.data.base import Batch, Cursor
 from attnbench.data.batching import Ids, TrainStream, eval_batches
 from attnbench.data.build import SIDES, line_cleaner
 from attnbench.data.datasets.base import Languages
-from attnbench.data.prepare import read_manifest
+from attnbench.data.prepare import check_files, read_manifest
 from attnbench.data.recipe import Recipe
 from attnbench.data.store import IdLists, TextLines
 from attnbench.data.text import moses_detokenize
@@ -75,8 +75,9 @@ class Data:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Raises DataError if `path` is no prepared folder, or one of another version."""
+        """Raises DataError if `path` is no prepared folder, one of another version, or damaged."""
         manifest = read_manifest(path)
+        check_files(path, manifest)
         return cls(path, manifest, Recipe.model_validate(manifest["recipe"]))
 
     def split(self, name: str) -> Split:

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,7 +19,7 @@ import attnbench
 from attnbench.core.errors import DataError
 from attnbench.core.files import folder_atomic, write_json
 from attnbench.data.build import build
-from attnbench.data.datasets.base import datasets
+from attnbench.data.datasets.base import DatasetSpec, datasets
 from attnbench.data.obtain import not_found, obtain
 from attnbench.data.parts import Part
 from attnbench.data.recipe import Recipe
@@ -56,11 +56,10 @@ def prepare(recipe: Recipe, *, cache: Path, source: Path | None = None, offline:
     recipe = recipe.plain()
     path = prepared_path(recipe, cache)
     try:
-        with _locked(path):
-            if _ready(path, recipe):
-                log.info("%s is prepared already: %s", recipe.dataset.kind, path)
-                return path
-            _make(recipe, path, cache, source, offline)
+        if not _ready(path, recipe, source):
+            with _locked(path):
+                if not _ready(path, recipe, source):  # another process may have made it meanwhile
+                    _make(recipe, path, cache, source, offline)
     except OSError as error:
         raise _explain(error, cache) from error
     return path
@@ -82,6 +81,7 @@ def _make(recipe: Recipe, path: Path, cache: Path, source: Path | None, offline:
             raise not_found(dataset, files)
         built = build(recipe, found, work)
         sources = _sources(found, temporary)
+        _compare_checksums(dataset, sources)
         shutil.rmtree(temporary)
         manifest = {
             "schema_version": SCHEMA_VERSION,
@@ -101,27 +101,15 @@ def _make(recipe: Recipe, path: Path, cache: Path, source: Path | None, offline:
         write_json(work / MANIFEST, manifest)
 
 
-def _ready(path: Path, recipe: Recipe) -> bool:
+def _ready(path: Path, recipe: Recipe, source: Path | None) -> bool:
     if not (path / MANIFEST).exists():
         return False
-    changed = _changed(path, recipe.dataset.local_files())
-    if changed is not None:
-        log.warning("%s has changed since it was prepared; preparing again", changed)
-    return changed is None
-
-
-def _changed(path: Path, files: Iterable[Path]) -> Path | None:
-    """The first of the user's own files that differs from the manifest; a file that is gone does not count."""
-    known = {(item["bytes"], item["sha256"]) for item in read_manifest(path)["sources"]}
-    sizes = {size for size, _ in known}
-    made = (path / MANIFEST).stat().st_mtime
-    for file in filter(Path.exists, files):
-        facts = file.stat()
-        if facts.st_size not in sizes:
-            return file
-        if facts.st_mtime >= made and (facts.st_size, _hashed(file)["sha256"]) not in known:
-            return file
-    return None
+    known = {item["sha256"] for item in read_manifest(path)["sources"]}
+    for file in recipe.dataset.local_files(source):
+        if file.exists() and _hashed(file)["sha256"] not in known:  # one that is gone does not count
+            log.warning("%s is not what it was when it was prepared; preparing again", file)
+            return False
+    return True
 
 
 def is_prepared(recipe: Recipe, cache: Path) -> bool:
@@ -130,18 +118,32 @@ def is_prepared(recipe: Recipe, cache: Path) -> bool:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a prepared folder. Raises DataError if there is none or it is not whole."""
+    """The manifest of a prepared folder. Raises DataError if there is none, it is damaged, or of another version."""
+    again = f"delete {path} and run attnbench prepare again"
     try:
-        return json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{path}: not prepared data (no {MANIFEST}); run attnbench prepare") from None
     except ValueError:
-        raise DataError(f"{path / MANIFEST}: damaged; delete {path} and run attnbench prepare again") from None
+        raise DataError(f"{path / MANIFEST}: damaged; {again}") from None
+    if manifest.get("schema_version") != SCHEMA_VERSION:
+        raise DataError(f"{path}: prepared by another version of attnbench; {again}")
+    return manifest
+
+
+def check_files(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Raise DataError if a file of a prepared folder is gone or has another size."""
+    for name, facts in manifest["files"].items():
+        file = path / name
+        if not file.exists() or file.stat().st_size != facts["bytes"]:
+            state = "has another size" if file.exists() else "is gone"
+            raise DataError(f"{file}: {state}; delete {path} and run attnbench prepare again")
 
 
 def _sources(found: Mapping[str, list[Part]], temporary: Path) -> list[dict[str, Any]]:
     """Name, size and hash of each released file that was read."""
-    paths = {path for parts in found.values() for part in parts for path in (part.source, part.target)}
+    parts = [part for split in found.values() for part in split]
+    paths = {path for part in parts for path in (part.source, part.target, part.alignment) if path is not None}
     given = [path for path in paths if not path.is_relative_to(temporary)]
     return [{"name": path.name, **_hashed(path)} for path in sorted(given, key=lambda path: (path.name, str(path)))]
 
@@ -162,10 +164,23 @@ def _tools() -> dict[str, str]:
 
 
 def _compare(manifest: dict[str, Any]) -> None:
+    """Tell how the counts lie to the published ones."""
     for split, expected in manifest["expected"].items():
         pairs = manifest["splits"][split]["pairs"]
-        if abs(pairs - expected) > _TOLERANCE * expected:
-            log.warning("%s: %s has %s pairs, published: %s", manifest["dataset"], split, f"{pairs:,}", f"{expected:,}")
+        level = logging.WARNING if abs(pairs - expected) > _TOLERANCE * expected else logging.INFO
+        log.log(level, "%s: %s has %s pairs, published: %s", manifest["dataset"], split, f"{pairs:,}", f"{expected:,}")
+
+
+def _compare_checksums(dataset: DatasetSpec, sources: list[dict[str, Any]]) -> None:
+    """Warn of files that carry a released name and are not the released ones: downloads were checked, others not."""
+    known = {remote.name: remote.checksum for bundle in dataset.bundles() for remote in bundle}
+    for item in sources:
+        algorithm, _, value = (known.get(item["name"]) or "").partition(":")
+        if algorithm == "sha256" and value != item["sha256"]:
+            log.warning(
+                "%s: %s is not the released file (sha256 %s, released %s); its results cannot be set beside others'",
+                dataset.kind, item["name"], item["sha256"], value,
+            )  # fmt: skip
 
 
 @contextmanager

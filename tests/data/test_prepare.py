@@ -101,16 +101,25 @@ def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
 def test_changed_files_of_the_user_are_prepared_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     mine = recipe(tmp_path / "text")
     path = prepare(mine, cache=tmp_path / "cache")
-    before = read_manifest(path)
-    for target in ([*TARGET[:-1], "two cats rest  "], [*TARGET[:-1], "two cats wake  "]):  # another size; the same size
-        text(tmp_path / "text", "a.en", target)
-        os.utime(tmp_path / "text" / "a.en", (time.time() + 5, time.time() + 5))
+    seen = [read_manifest(path)]
+    for last in ("two cats rest", "two cats wake"):  # another size; the same size, an older date
+        text(tmp_path / "text", "a.en", [*TARGET[:-1], last])
+        os.utime(tmp_path / "text" / "a.en", (1, 1))
         prepare(mine, cache=tmp_path / "cache")
-        assert read_manifest(path) != before
-        before = read_manifest(path)
-    assert "a.en has changed since it was prepared" in caplog.text
+        assert read_manifest(path) not in seen
+        seen.append(read_manifest(path))
+    assert "a.en is not what it was when it was prepared" in caplog.text
     (tmp_path / "text" / "a.en").unlink()  # prepared data outlive the files they were made from
     assert prepare(mine, cache=tmp_path / "cache") == path
+
+
+def test_a_prepared_cache_can_be_read_only(tmp_path: Path) -> None:
+    mine = recipe(tmp_path / "text")
+    path = prepare(mine, cache=tmp_path / "cache")
+    lock = path.parent / f"{path.name}.lock"
+    lock.unlink()
+    assert prepare(mine, cache=tmp_path / "cache") == path
+    assert not lock.exists()
 
 
 @pytest.mark.parametrize(
@@ -235,6 +244,23 @@ def test_a_manifest_that_is_absent_or_damaged(tmp_path: Path) -> None:
         Data.open(tmp_path)
 
 
+def test_damage_to_a_prepared_folder_is_told_when_it_is_opened(tmp_path: Path) -> None:
+    path = prepare(recipe(tmp_path / "text"), cache=tmp_path / "cache")
+    ids = path / "train.src.ids"
+    whole = ids.read_bytes()
+    ids.write_bytes(whole[:-2])
+    with pytest.raises(DataError, match=r"train\.src\.ids: has another size; delete .* and run attnbench prepare"):
+        Data.open(path)
+    ids.unlink()
+    with pytest.raises(DataError, match=r"train\.src\.ids: is gone; delete"):
+        Data.open(path)
+    ids.write_bytes(whole)
+    manifest = read_manifest(path)
+    (path / "manifest.json").write_text(json.dumps(manifest | {"schema_version": 99}))
+    with pytest.raises(DataError, match="another version of attnbench; delete"):
+        Data.open(path)
+
+
 def test_counts_far_from_the_published_ones_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for split in ("train", "val", "test_2016_flickr"):
         for language, lines in (("de", SOURCE), ("en", TARGET)):
@@ -243,6 +269,7 @@ def test_counts_far_from_the_published_ones_are_told(tmp_path: Path, caplog: pyt
     mine = Recipe.model_validate({"dataset": "multi30k-de-en", "tokenizer": {"kind": "bpe", "vocab": 200}})
     prepare(mine, cache=tmp_path / "cache", source=tmp_path / "m")
     assert "multi30k-de-en: train has 20 pairs, published: 29,000" in caplog.text
+    assert "multi30k-de-en: train.de.gz is not the released file (sha256" in caplog.text
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:

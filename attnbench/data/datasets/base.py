@@ -84,8 +84,11 @@ class DatasetSpec(Spec):
         """Text that comes tokenised is so in the manner of Moses: Moses can undo it."""
         return True
 
-    def local_files(self) -> list[Path]:
-        """The user's own files that it is made from: prepared again when they have changed."""
+    def local_files(self, folder: Path | None) -> list[Path]:
+        """The user's own files that it is made from: prepared again when they have changed.
+
+        folder: where the user says that files are.
+        """
         return []
 
     def sources(self, files: Finder, work: Path) -> dict[str, list[Part]]:

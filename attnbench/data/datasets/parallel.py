@@ -52,9 +52,11 @@ class ParallelSpec(DatasetSpec):
     def moses_words(self) -> bool:
         return self.tokenized
 
-    def local_files(self) -> list[Path]:
+    def local_files(self, folder: Path | None) -> list[Path]:
         given = [files for files in (self.train, self.valid, self.test) if files is not None]
-        return [Path(path).expanduser() for files in given for path in (files.source, files.target)]
+        names = [name for files in given for name in (files.source, files.target, files.alignment) if name is not None]
+        folders = [] if folder is None else [folder]
+        return [next(filter(Path.is_file, places), places[0]) for places in (_places(name, folders) for name in names)]
 
     def sources(self, files: Finder, work: Path) -> dict[str, list[Part]]:
         absent = {"valid": self.valid is None, "test": self.test is None}
@@ -75,12 +77,16 @@ class ParallelSpec(DatasetSpec):
         )
 
 
-def _existing(name: str, files: Finder) -> Path:
-    """The file as named; a relative path is looked for in the user's folder first, then in the working directory."""
+def _places(name: str, folders: list[Path]) -> list[Path]:
+    """Where a file may be: a relative path in the user's folder first, then in the working directory."""
     path = Path(name).expanduser()
-    tried = [path] if path.is_absolute() else [*(folder / path for folder in files.folders), Path.cwd() / path]
-    for candidate in tried:
-        if candidate.is_file():
-            return candidate
-    places = " or ".join(str(candidate) for candidate in tried)
-    raise DataError(f"no file {places}; correct the path in task.dataset, or name its folder: --from DIR")
+    return [path] if path.is_absolute() else [*(folder / path for folder in folders), Path.cwd() / path]
+
+
+def _existing(name: str, files: Finder) -> Path:
+    places = _places(name, files.folders)
+    for place in places:
+        if place.is_file():
+            return place
+    tried = " or ".join(str(place) for place in places)
+    raise DataError(f"no file {tried}; correct the path in task.dataset, or name its folder: --from DIR")

@@ -58,6 +58,16 @@ def test_alignments_follow_their_lines(given, prepared) -> None:
     assert list(data.split("train").alignments)[:4] == ["0-0", "1-0", "2-0", "5-0"]
 
 
+def test_a_split_without_alignments_has_none(given, prepared) -> None:
+    give(given, "a", 10)
+    give(given, "v", 3)
+    given.text("a.align", "0-0\n" * 10)
+    train = TRAIN | {"alignment": "a.align"}
+    data = prepared(dataset(train=train, valid={"source": "v.de", "target": "v.en"}, hold_every=5))
+    assert data.split("valid").alignments is None
+    assert len(data.split("test").alignments) == 2
+
+
 def test_tokenised_text_is_left_alone_and_can_be_undone(given, prepared) -> None:
     given.text("a.de", "das ist &apos;s , ja .\n" * 10)
     given.text("a.en", "that &apos;s it .\n" * 10)
