@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -102,9 +103,12 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def append_jsonl(path: Path, record: Mapping[str, Any]) -> None:
-    """Append one object as one line."""
+    """Append one object as one line; numbers that JSON does not know become null."""
+    known = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()
+    }
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        file.write(json.dumps(known, ensure_ascii=False) + "\n")
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

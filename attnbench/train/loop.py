@@ -39,11 +39,15 @@ class Recorder(Protocol):
 
 
 class Outcome(NamedTuple):
-    """How a training ended. outcome: one line for the table. diverged: a number stopped being one."""
+    """How a training ended. outcome: one line for the table. diverged: a number stopped being one.
+
+    resumed_seconds: training time that lies before this call.
+    """
 
     state: TrainState
     outcome: str
     diverged: bool
+    resumed_seconds: float = 0.0
 
 
 def train(
@@ -70,9 +74,10 @@ def train(
     if done:
         state = load_checkpoint(recorder.checkpoints, done[-1], model, optimizer)
     recorder.rewind(state.step)
+    before = state.seconds
     ending = _ending(state, spec)
     if ending:
-        return Outcome(state, ending, False)
+        return Outcome(state, ending, False, before)
     stream = data.batches(seed, tokens=spec.batch_tokens, start=Cursor(*state.cursor))
     model.train()
     clock = time.perf_counter()
@@ -85,7 +90,8 @@ def train(
         loss, nll, tokens = _accumulate(task, model, batches, spec.label_smoothing, runtime)
         norm = _clip(model, spec.clip) if spec.clip or step % spec.log_every == 0 else None
         if not math.isfinite(loss) or (norm is not None and not math.isfinite(norm)):
-            return _diverged(task, model, batches[-1], spec, runtime, state, recorder)
+            reason = f"{_place(task, model, batches, spec, runtime)} is not finite"
+            return _diverged(step, reason, state, recorder, before)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         state.step, state.cursor = step, tuple(pairs[-1][0])
@@ -102,13 +108,17 @@ def train(
             state.window = Window()
         ending = _ending(state, spec)
         if step % spec.validate_every == 0 or ending:
-            recorder.log(_validate(task, model, data, spec, state, runtime, validator))
+            line = _validate(task, model, data, spec, state, runtime, validator)
+            if not math.isfinite(line["valid/loss"]):  # such weights are not kept
+                reason = f"the validation loss is not finite, nor is {_place(task, model, batches, spec, runtime)}"
+                return _diverged(step, reason, state, recorder, before)
+            recorder.log(line)
             ending = _ending(state, spec)
             save_checkpoint(recorder.checkpoints, model, optimizer, state)
             _prune(recorder.checkpoints, state, spec)
             clock = time.perf_counter()
         if ending:
-            return Outcome(state, ending, False)
+            return Outcome(state, ending, False, before)
 
 
 def _accumulate(
@@ -128,7 +138,11 @@ def _accumulate(
 
 def _clip(model: nn.Module, limit: float) -> float:
     """The norm of the gradient, which is scaled down to `limit` unless that is 0."""
-    return nn.utils.clip_grad_norm_(model.parameters(), limit or math.inf).item()
+    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    if limit and math.isfinite(norm.item()):  # scaling by NaN would hide where it came from
+        nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+    return norm.item()
 
 
 def _line(state: TrainState, rate: float, norm: float | None, runtime: Runtime) -> dict[str, Any]:
@@ -163,10 +177,10 @@ def _validate(
     model.eval()
     with torch.no_grad(), runtime.autocast():
         values = task.validate(model, data, "valid", spec.batch_tokens)
-        if validator is not None:
+        if validator is not None and math.isfinite(values["loss"]):
             values["bleu"] = task.evaluate(model, data, "valid", validator, spec.batch_tokens).values["bleu"]
     model.train()
-    value = -values["loss"] if spec.select == "loss" else values["bleu"]
+    value = -values["loss"] if spec.select == "loss" else values.get("bleu", math.nan)
     if math.isfinite(value) and (state.best is None or value > state.best):
         state.best, state.best_step, state.stale = value, state.step, 0
     else:
@@ -192,16 +206,18 @@ def _prune(folder: Path, state: TrainState, spec: TrainSpec) -> None:
     prune(folder, {*steps[-max(2, spec.average) :], state.best_step, state.step})
 
 
-def _diverged(
-    task: Task, model: nn.Module, batch: Any, spec: TrainSpec, runtime: Runtime, state: TrainState, recorder: Recorder
-) -> Outcome:
+def _place(task: Task, model: nn.Module, batches: list[Any], spec: TrainSpec, runtime: Runtime) -> str:
     def forward() -> None:
-        with runtime.autocast():
-            task.loss(model, batch, spec.label_smoothing)
+        for batch in batches:
+            with runtime.autocast():
+                task.loss(model, batch, spec.label_smoothing)
 
-    place = first_nonfinite(model, forward)
-    outcome = f"diverged at step {state.step + 1}: {place} is not finite"
-    recorder.log({"step": state.step + 1, "event": outcome})
+    return first_nonfinite(model, forward)
+
+
+def _diverged(step: int, reason: str, state: TrainState, recorder: Recorder, before: float) -> Outcome:
+    outcome = f"diverged at step {step}: {reason}"
+    recorder.log({"step": step, "event": outcome})
     if not state.best_step:
-        raise AttnbenchError(f"{outcome}, before any checkpoint; lower the learning rate, clip, or use fp32")
-    return Outcome(state, outcome, True)
+        raise AttnbenchError(f"{outcome}; no checkpoint was good; lower the learning rate, clip, or use fp32")
+    return Outcome(state, outcome, True, before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from attnbench.core.errors import AttnbenchError
-from attnbench.core.files import folder_atomic
+from attnbench.core.files import folder_atomic, remove_folder
 
 
 @dataclass
@@ -63,16 +62,29 @@ def save_weights(model: nn.Module, path: Path) -> None:
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Raises AttnbenchError when the file is damaged or belongs to another model."""
+    tensors = _read_weights(model, path)
+    with torch.no_grad():
+        for name, tensor in _unique(model).items():
+            tensor.copy_(tensors[name])
+
+
+def _read_weights(model: nn.Module, path: Path) -> dict[str, Tensor]:
     try:
         tensors = load_file(path)
     except Exception as error:  # safetensors raises its own type, which has no stable home
-        raise AttnbenchError(f"{path}: these weights cannot be read ({error}); remove the checkpoint") from None
+        raise AttnbenchError(
+            f"{path}: these weights cannot be read ({_line(error)}); remove the folder {path.parent} and run again"
+        ) from None
     own = _unique(model)
     if own.keys() != tensors.keys() or any(own[name].shape != tensors[name].shape for name in own):
-        raise AttnbenchError(f"{path}: these weights belong to another model; remove the checkpoint or mend the spec")
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(tensors[name])
+        raise AttnbenchError(
+            f"{path}: these weights belong to another model; remove the folder {path.parent}, or mend the spec"
+        )
+    return tensors
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _unique(model: nn.Module) -> dict[str, Tensor]:
@@ -99,33 +111,42 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
 
 
 def load_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> TrainState:
-    """Restore weights, optimiser and random state; return where training stood."""
+    """Restore weights, optimiser and random state; return where training stood.
+
+    Raises AttnbenchError for a damaged checkpoint: an older one can be had by removing it.
+    """
     at = folder / _name(step)
     load_weights(model, at / "model.safetensors")
     try:
         content = torch.load(at / "state.pt", map_location="cpu", weights_only=True)
+        optimizer.load_state_dict(content["optimizer"])
+        torch.set_rng_state(content["rng"])
+        if content["rng_cuda"] and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(content["rng_cuda"])
+        train = content["train"]
+        return TrainState(**{**train, "cursor": tuple(train["cursor"]), "window": Window(**train["window"])})
     except Exception as error:  # torch raises several types for a damaged file
-        raise AttnbenchError(f"{at / 'state.pt'}: cannot be read ({error}); remove the folder {at}") from None
-    optimizer.load_state_dict(content["optimizer"])
-    torch.set_rng_state(content["rng"])
-    if content["rng_cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(content["rng_cuda"])
-    train = content["train"]
-    return TrainState(**{**train, "cursor": tuple(train["cursor"]), "window": Window(**train["window"])})
+        raise AttnbenchError(
+            f"{at / 'state.pt'}: cannot be read ({_line(error)}); remove the folder {at} and run again: "
+            "training goes on from the checkpoint before it"
+        ) from None
 
 
 def prune(folder: Path, keep: Collection[int]) -> None:
     """Remove every checkpoint but the steps named."""
     for step in checkpoint_steps(folder):
         if step not in keep:
-            shutil.rmtree(folder / _name(step), ignore_errors=True)
+            remove_folder(folder / _name(step))
 
 
 def load_average(model: nn.Module, folder: Path, steps: Sequence[int]) -> None:
-    """Set the model to the float32 mean of the weights of several checkpoints."""
+    """Set the model to the mean, taken in float64, of the weights of several checkpoints.
+
+    Raises AttnbenchError when one is damaged or belongs to another model.
+    """
     totals: dict[str, Tensor] = {}
     for step in steps:
-        for name, tensor in load_file(folder / _name(step) / "model.safetensors").items():
+        for name, tensor in _read_weights(model, weights_path(folder, step)).items():
             wide = tensor.to(torch.float64)
             totals[name] = totals[name] + wide if name in totals else wide
     with torch.no_grad():

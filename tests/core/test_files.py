@@ -236,9 +236,9 @@ def test_json_is_written_for_people(tmp_path: Path):
 def test_jsonl_drops_a_line_cut_off_by_a_kill(tmp_path: Path):
     path = tmp_path / "log.jsonl"
     assert read_jsonl(path) == []
-    records = [{"step": 1, "text": "a\u2028b\x85c\r"}, {"step": 2}]
-    for record in records:
-        append_jsonl(path, record)
+    records = [{"step": 1, "text": "a\u2028b\x85c\r"}, {"step": 2, "loss": None}]
+    append_jsonl(path, records[0])
+    append_jsonl(path, {"step": 2, "loss": math.nan})
     with path.open("a") as file:
         file.write('{"step": 3, "te')
     assert read_jsonl(path) == records

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from attnbench.train.optim import optimizers, schedules, set_rate
+
+STEPS = [1, 2, 99, 100, 101, 400, 4000, 100_000]
+
+
+def rates(raw: Any, width: int = 512) -> list[float]:
+    schedule = schedules.parse(raw)
+    return [schedule.rate(step, width) for step in STEPS]
+
+
+@pytest.mark.parametrize(("warmup", "scale"), [(100, 1.0), (4000, 2.0)])
+def test_noam_is_equation_3_of_vaswani_et_al(warmup: int, scale: float):
+    expected = [
+        scale * (step / warmup if step < warmup else math.sqrt(warmup / step)) / math.sqrt(512 * warmup)
+        for step in STEPS
+    ]
+    assert rates({"kind": "noam", "warmup": warmup, "scale": scale}) == pytest.approx(expected, rel=1e-12)
+
+
+def test_noam_reads_the_width_of_the_model():
+    schedule = schedules.parse({"kind": "noam", "warmup": 10})
+    assert schedule.rate(10, 64) == pytest.approx(2 * schedule.rate(10, 256))
+    assert schedule.rate(10, 256) == pytest.approx(10**-0.5 / 16)
+
+
+def test_inverse_square_root_climbs_to_its_rate_and_falls_to_its_floor():
+    raw = {"kind": "inverse_sqrt", "lr": 1e-3, "warmup": 100, "start": 1e-4, "minimum": 1e-4}
+    expected = [1e-4 + 9e-6 * 1, 1e-4 + 9e-6 * 2, 1e-4 + 9e-6 * 99, 1e-3]
+    expected += [1e-3 * 10 / math.sqrt(101), 1e-3 / 2, 1e-3 * 10 / math.sqrt(4000), 1e-4]
+    assert rates(raw) == pytest.approx(expected, rel=1e-12)
+
+
+def test_constant_after_a_warm_up():
+    assert rates({"kind": "constant", "lr": 0.5}) == [0.5] * len(STEPS)
+    assert rates({"kind": "constant", "lr": 0.5, "warmup": 100})[:5] == pytest.approx([0.005, 0.01, 0.495, 0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"kind": "noam", "warmup": 0},
+        {"kind": "noam", "scale": 0},
+        {"kind": "inverse_sqrt", "lr": 0.0},
+        {"kind": "inverse_sqrt", "warmup": 0},
+        {"kind": "constant", "lr": -1.0},
+        {"kind": "cosine"},
+    ],
+)
+def test_impossible_schedules_are_refused(raw: Any):
+    with pytest.raises(ValueError, match=r"greater than|unknown schedule"):
+        schedules.parse(raw)
+
+
+def adam(gradients: list[torch.Tensor], w: torch.Tensor, *, lr: float, decay: float, decoupled: bool) -> torch.Tensor:
+    """Algorithm 1 of Kingma & Ba; Algorithm 2 of Loshchilov & Hutter when decoupled."""
+    beta1, beta2, eps = 0.8, 0.95, 1e-6
+    m, v = torch.zeros_like(w), torch.zeros_like(w)
+    for t, gradient in enumerate(gradients, 1):
+        g = gradient if decoupled else gradient + decay * w
+        if decoupled:
+            w = w - lr * decay * w
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g * g
+        w = w - lr * (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + eps)
+    return w
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw"])
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_optimizers_follow_their_papers(kind: str, decay: float):
+    torch.manual_seed(0)
+    start = torch.randn(5, dtype=torch.float64)
+    gradients = [torch.randn(5, dtype=torch.float64) for _ in range(4)]
+    raw = {"kind": kind, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": decay}
+    weight = nn.Parameter(start.clone())
+    optimizer = optimizers.parse(raw).build([weight])
+    for gradient in gradients:
+        weight.grad = gradient.clone()
+        set_rate(optimizer, 0.1)
+        optimizer.step()
+    expected = adam(gradients, start, lr=0.1, decay=decay, decoupled=kind == "adamw")
+    assert torch.allclose(weight.detach(), expected, atol=1e-12, rtol=0)
+
+
+def test_the_rate_is_set_before_each_step():
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = optimizers.parse("adam").build([weight])
+    weight.grad = torch.ones(2)
+    optimizer.step()
+    assert weight.tolist() == [1.0, 1.0]
+    set_rate(optimizer, 0.25)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25]
+
+
+@pytest.mark.parametrize("betas", [[0.9], [0.9, 1.0], [-0.1, 0.9], [0.9, 0.98, 0.99]])
+def test_betas_are_two_numbers_below_one(betas: list[float]):
+    with pytest.raises(ValidationError, match="two numbers"):
+        optimizers.parse({"kind": "adam", "betas": betas})

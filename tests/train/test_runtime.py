@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from attnbench.core.errors import MissingExtraError, SpecError
+from attnbench.train.runtime import Runtime, choose_device, use_onednn_float32, use_threads
+
+
+def test_the_processor_is_there_and_an_unknown_device_is_not():
+    assert choose_device("cpu").type == "cpu"
+    with pytest.raises(SpecError, match="--device gpu: no such kind"):
+        choose_device("gpu")
+    with pytest.raises(MissingExtraError, match=r"CUDA devices are here; use --device cpu"):
+        choose_device(f"cuda:{torch.cuda.device_count()}")
+
+
+@pytest.mark.parametrize(("precision", "kind"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_products_are_computed_in_the_precision_asked_for(precision: str, kind: torch.dtype):
+    runtime = Runtime(torch.device("cpu"), precision)  # pyright: ignore[reportArgumentType]
+    with runtime.autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is kind
+    assert runtime.peak_memory_mb() is None
+
+
+def test_float32_products_stay_float32_products():
+    matmul: Any = getattr(torch.backends.mkldnn, "matmul", None)
+    if not hasattr(matmul, "fp32_precision"):
+        pytest.skip("this torch has no such setting")
+    before = matmul.fp32_precision
+    try:
+        use_onednn_float32()
+        left, right = (torch.randn(64, 64, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+        exact = left.double() @ right.double()
+        assert ((left @ right).double() - exact).norm() / exact.norm() < 1e-6
+    finally:
+        matmul.fp32_precision = before
+
+
+def test_threads_are_at_least_one():
+    before = torch.get_num_threads()
+    try:
+        use_threads(0)
+        assert torch.get_num_threads() == 1
+    finally:
+        use_threads(before)

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from attnbench.core.errors import AttnbenchError
+from attnbench.train.state import (
+    TrainState,
+    Window,
+    checkpoint_steps,
+    load_average,
+    load_checkpoint,
+    load_weights,
+    prune,
+    save_checkpoint,
+    save_weights,
+    weights_path,
+)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 3)
+        self.out = nn.Linear(3, 5)
+        self.out.weight = self.table.weight
+        self.register_buffer("seen", torch.zeros(2))
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+
+
+def stepped(seed: int) -> tuple[Tied, torch.optim.Optimizer]:
+    """A model after one update, and its optimiser."""
+    torch.manual_seed(seed)
+    model = Tied()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    model.out(model.table(torch.tensor([1, 2]))).square().sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+STATE = TrainState(7, (2, 3, 4), -1.5, 5, 1, 99, 1.25, Window(1.0, 2.0, 3, 4.0))
+
+
+def test_a_checkpoint_restores_everything(tmp_path: Path):
+    model, optimizer = stepped(1)
+    torch.manual_seed(5)
+    save_checkpoint(tmp_path, model, optimizer, STATE)
+    drawn = torch.rand(3)
+    other, fresh = stepped(2)
+    assert load_checkpoint(tmp_path, 7, other, fresh) == STATE
+    assert torch.equal(torch.rand(3), drawn)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(other.state_dict()[name], tensor)
+    for mine, theirs in zip(
+        optimizer.state_dict()["state"].values(), fresh.state_dict()["state"].values(), strict=True
+    ):
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert other.out.weight is other.table.weight
+
+
+def test_tied_weights_are_kept_once(tmp_path: Path):
+    save_weights(Tied(), tmp_path / "w.safetensors")
+    assert set(load_file(tmp_path / "w.safetensors")) == {"table.weight", "out.bias", "seen"}
+
+
+def test_steps_are_read_in_order_and_half_made_ones_left_out(tmp_path: Path):
+    for name in ("step-10", "step-9", ".step-11.abcdefgh", "step-x", "other"):
+        (tmp_path / name).mkdir()
+    assert checkpoint_steps(tmp_path) == [9, 10]
+    assert checkpoint_steps(tmp_path / "absent") == []
+
+
+def test_prune_removes_what_is_not_kept(tmp_path: Path):
+    for step in (1, 2, 3):
+        save_checkpoint(tmp_path, *stepped(1), TrainState(step))
+    prune(tmp_path, {1, 3, 4})
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-1", "step-3"]
+
+
+def test_the_average_is_the_mean_of_the_weights(tmp_path: Path):
+    models = {step: stepped(step)[0] for step in (1, 2, 4)}
+    for step, model in models.items():
+        save_checkpoint(tmp_path, model, torch.optim.Adam(model.parameters()), TrainState(step))
+    target = Tied()
+    load_average(target, tmp_path, [1, 2, 4])
+    for name, tensor in target.state_dict().items():
+        mean = torch.stack([model.state_dict()[name].double() for model in models.values()]).mean(0)
+        assert torch.allclose(tensor.double(), mean, rtol=1e-7, atol=1e-9)
+    assert target.out.weight is target.table.weight
+    load_average(target, tmp_path, [2])
+    assert all(torch.equal(tensor, models[2].state_dict()[name]) for name, tensor in target.state_dict().items())
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def other_pickle(path: Path) -> None:
+    torch.save({"train": {}}, path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.pt"])
+@pytest.mark.parametrize("harm", [cut, Path.unlink, lambda path: path.write_bytes(b""), other_pickle])
+def test_a_damaged_checkpoint_names_its_mend(tmp_path: Path, name: str, harm: Callable[[Path], object]):
+    model, optimizer = stepped(1)
+    save_checkpoint(tmp_path, model, optimizer, STATE)
+    harm(tmp_path / "step-7" / name)
+    with pytest.raises(AttnbenchError, match=f"{name}.*cannot be read.*remove the folder .*step-7") as caught:
+        load_checkpoint(tmp_path, 7, model, optimizer)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path):
+    save_checkpoint(tmp_path, *stepped(1), TrainState(1))
+    wider = Tied()
+    wider.out = nn.Linear(3, 6)
+    for load in (lambda: load_weights(wider, weights_path(tmp_path, 1)), lambda: load_average(wider, tmp_path, [1])):
+        before = wider.table.weight.clone()
+        with pytest.raises(AttnbenchError, match="belong to another model"):
+            load()
+        assert torch.equal(wider.table.weight, before)
