@@ -138,7 +138,8 @@ def prepare_named(what: str, overrides: Sequence[str], settings: Settings) -> li
     if what.endswith((".yaml", ".yml")) or Path(what).is_file():
         cells = expand(read_document(Path(what), overrides)).cells
     else:
-        raw = {"name": "prepare", "task": {"kind": "translation", "dataset": {"kind": what}}}
+        model = {"kind": "transformer", "tie": "decoder"}  # unused, and fit for any vocabularies
+        raw = {"name": "prepare", "task": {"kind": "translation", "dataset": {"kind": what}}, "model": model}
         document = Document(raw, {}, f"prepare {what}", None)
         for override in overrides:
             name = override.partition("=")[0].split(".")[0]
