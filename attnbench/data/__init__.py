@@ -1,0 +1,1 @@
+"""Parallel text from released files to batches of ids."""

@@ -37,7 +37,7 @@ def unpack(path: Path, into: Path) -> Path:
                 with tarfile.open(path) as archive:
                     archive.extractall(work, filter="data")
     except (tarfile.FilterError, tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{path}: damaged or unsafe archive ({error}); fetch it again") from None
+        raise DataError(f"{path}: damaged or unsafe archive ({error}); delete it and fetch it again") from None
     return folder
 
 

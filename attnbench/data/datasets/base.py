@@ -42,7 +42,7 @@ class DatasetSpec(Spec):
     by_hand: ClassVar[str] = ""
     """Where a person finds the files."""
     wrappers: ClassVar[tuple[str, ...]] = ()
-    """Archives that a person may have instead of the released ones, which they hold."""
+    """Archives that hold the files too, should a person have them instead of the released ones."""
     recipe: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """The fields of a Recipe that this corpus is usually prepared with; what is not named keeps its own default."""
     expected: ClassVar[Mapping[str, int]] = MappingProxyType({})

@@ -14,7 +14,7 @@ from attnbench.data.parts import Part
 
 _EVERY = 23
 _TESTS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
-_HUB = "hf://datasets/bbaaaa/iwslt14-de-en-preprocess@refs/convert/parquet/default"
+_HUB = "hf://datasets/bbaaaa/iwslt14-de-en-preprocess@refs/convert/parquet/*"
 
 
 @datasets.register

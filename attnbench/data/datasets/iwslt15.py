@@ -22,7 +22,7 @@ _MD5 = {
     "tst2013.en": "c41c43cb6d3b122c093ee89608ba62bd",
     "tst2013.vi": "a3185b00264620297901b647a4cacf38",
 }
-_HUB = "hf://datasets/Angelectronic/IWSLT15_English_Vietnamese@refs/convert/parquet/default"
+_HUB = "hf://datasets/Angelectronic/IWSLT15_English_Vietnamese@refs/convert/parquet/*"
 
 
 @datasets.register

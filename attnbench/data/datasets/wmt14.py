@@ -31,6 +31,7 @@ class Wmt14EnDe(DatasetSpec):
     title: ClassVar = "WMT'14 En-De (newstest2014 full)"
     licence: ClassVar = "free for research (statmt.org)"
     by_hand: ClassVar = "https://www.statmt.org/wmt14/translation-task.html"
+    wrappers: ClassVar = ("dev.tgz",)
     recipe: ClassVar = MappingProxyType(
         {
             "tokenizer": {"kind": "bpe", "vocab": 32768, "joint": True},
