@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, ParamSpec
 
 import typer
 
@@ -46,29 +48,52 @@ def options(
     set_up_logging(quiet=quiet, verbose=verbose)
 
 
-app.command("prepare")(prepare.prepare)
-app.command("train")(train.train)
-app.command("eval")(eval.evaluate)
-app.command("sweep-k")(sweep_k.sweep_k)
-app.command("ablate")(ablate.ablate)
-app.command("report")(report.report)
-app.command("list")(list.list_)
-app.command("schema")(schema.schema)
+P = ParamSpec("P")
+
+
+def guarded(command: Callable[P, None]) -> Callable[P, None]:
+    """The command with one way out: an expected error is a message on stderr and an exit code, never a traceback."""
+
+    @functools.wraps(command)
+    def guard(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except AttnbenchError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            typer.echo("interrupted; run the same command again to go on", err=True)
+            raise typer.Exit(130) from None
+        except BrokenPipeError:  # the reader left, as `| head` does; let Python end quietly
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(1) from None
+        except OSError as error:  # a disk that is full, a folder that may not be written
+            place = f"{error.filename}: " if error.filename else ""
+            typer.echo(f"error: {place}{error.strerror or error}", err=True)
+            raise typer.Exit(1) from None
+
+    return guard
+
+
+for name, command in {
+    "prepare": prepare.prepare,
+    "train": train.train,
+    "eval": eval.evaluate,
+    "sweep-k": sweep_k.sweep_k,
+    "ablate": ablate.ablate,
+    "report": report.report,
+    "list": list.list_,
+    "schema": schema.schema,
+}.items():
+    app.command(name)(guarded(command))
 
 
 def main() -> None:
-    """Entry point. An expected error is its message on stderr and its exit code, never a traceback."""
+    """Entry point."""
     try:
-        app()
-    except AttnbenchError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted; run the same command again to go on\n")
+        app(prog_name="attnbench")
+    except KeyboardInterrupt:  # before a command began
         sys.exit(130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; let Python end quietly
-        sys.exit(1)
 
 
 if __name__ == "__main__":

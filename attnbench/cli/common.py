@@ -105,7 +105,9 @@ def packaged_spec(name: str) -> Path:
 def conduct(experiment: Experiment, chosen: Settings, *, dry: bool, as_json: bool) -> None:
     """Run the grid and print its table, or with `dry` what would run. Exits with 1 when a cell failed."""
     from attnbench.experiment.session import dry_run, root_of, run_grid
+    from attnbench.train.runtime import choose_device
 
+    choose_device(chosen.device)  # a device that is not there is an error now, not the failure of every cell
     if dry:
         show_dry_run(dry_run(experiment, chosen), as_json=as_json)
         return
@@ -119,7 +121,10 @@ def conduct(experiment: Experiment, chosen: Settings, *, dry: bool, as_json: boo
         if outcome.error is not None:
             failures += 1
             logger.warning("[%s, seed %d] failed: %s", outcome.cell.label, outcome.cell.seed, outcome.error)
-        write_results(root)  # after each cell, so that a long grid can be watched
+        try:
+            write_results(root)  # after each cell, so that a long grid can be watched
+        except Exception as error:  # a table that cannot be made is no reason to stop: it is told again at the end
+            logger.warning("no table for now: %s", error)
     write_results(root)
     if as_json:
         sys.stdout.write(render(root, "json"))

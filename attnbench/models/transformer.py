@@ -29,8 +29,8 @@ class TransformerSpec(ModelSpec):
     """Transformer encoder-decoder; a preset gives the sizes, and each size given beside it wins."""
 
     kind: Literal["transformer"] = "transformer"
-    preset: Literal["tiny", "mini", "iwslt", "base", "big"] = "base"
-    """Sizes: tiny 2x128, mini 3x256, iwslt 6x512 (4 heads, ffn 1024), base 6x512, big 6x1024."""
+    preset: Literal["tiny", "mini", "iwslt", "base", "big"] = Field(default="base", exclude=True)
+    """Sizes, spent when the spec is read: tiny 2x128, mini 3x256, iwslt 6x512 (4 heads, ffn 1024), base 6x512, big 6x1024."""
     layers: int = Field(default=6, ge=1)
     """Layers of the encoder and of the decoder."""
     decoder_layers: int | None = Field(default=None, ge=1)
@@ -66,6 +66,13 @@ class TransformerSpec(ModelSpec):
         return raw
 
     @model_validator(mode="after")
+    def _forget_preset(self) -> Self:
+        # the sizes say all: two ways to write the same sizes are one spec
+        object.__setattr__(self, "preset", "base")
+        self.__pydantic_fields_set__.discard("preset")
+        return self
+
+    @model_validator(mode="after")
     def _divisible(self) -> Self:
         if self.width % self.heads:
             raise ValueError(f"width {self.width} cannot be split over {self.heads} heads; make it a multiple")
@@ -84,11 +91,6 @@ class TransformerSpec(ModelSpec):
 
     def build(self, sizes: Sizes) -> Transformer:
         return Transformer(self, sizes)
-
-    def canonical(self) -> dict[str, Any]:
-        content = super().canonical()
-        content.pop("preset", None)  # the sizes say all
-        return content
 
 
 class TransformerMemory(NamedTuple):

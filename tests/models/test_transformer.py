@@ -197,7 +197,9 @@ def test_a_preset_gives_sizes_and_a_size_beside_it_wins():
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_and_its_sizes_are_one_spec(preset):
     short, long = parse(preset=preset), parse(**PRESETS[preset])
+    assert short == long
     assert short.digest() == long.digest()
+    assert "preset" not in short.dump()  # it would be wrong beside other sizes
     again = models.parse(short.dump())
     assert again == short
     assert again.digest() == short.digest()
