@@ -44,6 +44,9 @@ class Recipe(Spec):
             dataset = datasets.parse(raw["dataset"])
         except (ValueError, ValidationError):
             return raw  # told at its own place when the field is read
+        tokenizer = raw.get("tokenizer")
+        if isinstance(tokenizer, Mapping) and "kind" not in tokenizer:  # the usual one, but for what is given
+            raw = {**raw, "tokenizer": {**dataset.recipe.get("tokenizer", {"kind": "bpe"}), **tokenizer}}
         return {**dataset.recipe, **raw}
 
     def plain(self) -> Recipe:

@@ -127,3 +127,13 @@ def test_what_a_list_shows_is_plain_and_whole(kind: str) -> None:
         assert entry["by_hand"].startswith("http")
         assert all(url.startswith("https://") for url in entry["sources"])
         assert entry["sources"]
+
+
+def test_a_tokenizer_without_a_kind_is_the_usual_one_but_for_what_is_given():
+    demo = Recipe.model_validate({"dataset": "demo", "tokenizer": {"source_vocab": 50}})
+    assert demo.tokenizer.dump() == {**Recipe.model_validate({"dataset": "demo"}).tokenizer.dump(), "source_vocab": 50}
+    own = {"kind": "parallel", "languages": ["de", "en"], "train": {"source": "a.de", "target": "a.en"}}
+    assert Recipe.model_validate({"dataset": own, "tokenizer": {"vocab": 300}}).tokenizer.canonical() == {
+        "kind": "bpe",
+        "vocab": 300,
+    }
