@@ -1,11 +1,14 @@
-"""What holds for every test: one thread, a cache and a terminal of its own."""
+"""What holds for every test: one thread, a cache and a terminal of its own; and the command line, called in process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -18,3 +21,34 @@ def _own_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.delenv("FORCE_COLOR", raising=False)
         torch.set_num_threads(1)
         yield
+
+
+@pytest.fixture
+def _as_before() -> Iterator[None]:
+    """What a command sets for its whole process is put back: logging, threads, the way float32 is multiplied."""
+    logger = logging.getLogger("attnbench")
+    kept = logger.handlers, logger.propagate, logger.level
+    threads = torch.get_num_threads()
+    matmul = getattr(torch.backends.mkldnn, "matmul", None)
+    precision = getattr(matmul, "fp32_precision", None)
+    yield
+    logger.handlers, logger.propagate, logger.level = kept
+    torch.set_num_threads(threads)
+    if matmul is not None and precision is not None:
+        matmul.fp32_precision = precision
+
+
+@pytest.fixture
+def invoke(_as_before: None) -> Callable[..., Any]:
+    """`invoke("train", "--seed", 1, code=0)`: run the command in this process; its exit code must be `code`."""
+    from attnbench.cli.app import app
+
+    def call(*arguments: object, code: int = 0, stdin: str | None = None) -> Any:
+        result = CliRunner().invoke(app, [str(each) for each in arguments], input=stdin, prog_name="attnbench")
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == code, f"exit {result.exit_code}\n{result.stdout}\n{result.stderr}"
+        assert "Traceback" not in result.output
+        return result
+
+    return call
