@@ -103,12 +103,17 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def append_jsonl(path: Path, record: Mapping[str, Any]) -> None:
-    """Append one object as one line; numbers that JSON does not know become null."""
+    """Append one object as one line; see jsonl."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(jsonl(record))
+
+
+def jsonl(record: Mapping[str, Any]) -> str:
+    """One object as one line; numbers that JSON does not know become null."""
     known = {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()
     }
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(known, ensure_ascii=False) + "\n")
+    return json.dumps(known, ensure_ascii=False) + "\n"
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

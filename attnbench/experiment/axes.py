@@ -6,14 +6,12 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import ValidationError
-
-from attnbench.attention.spec import SiteSpec
+from attnbench.attention.spec import AttentionSpec, SiteSpec
 from attnbench.attention.types import ROLES, Role
 from attnbench.core.errors import SpecError
 from attnbench.core.files import parse_yaml
 from attnbench.core.spec import unknown
-from attnbench.experiment.grid import Document, place
+from attnbench.experiment.grid import Document, header_of, place
 
 BUDGETS: tuple[int | str, ...] = (1, 2, 4, 8, 16, "inf")
 _SITES = "model.attention"
@@ -34,35 +32,31 @@ def parse_budgets(text: str) -> list[int | str]:
 
 
 def with_budgets(document: Document, budgets: Sequence[int | str] | None) -> Document:
-    """The document with an axis of budgets: its own one if it has one, else at each site that takes a budget.
+    """The document with an axis of budgets: its own one if it has one, else at the sites that take a budget.
 
-    A spec without any such site is swept with top-k attention at every site. budgets: None keeps the spec's own
-    values, or takes 1, 2, 4, 8, 16 and inf.
+    A number of positions that such a site has already gives way to the axis; a spec of nothing but dense attention is
+    swept with top-k at every site. budgets: None keeps the spec's own values, or takes 1, 2, 4, 8, 16 and inf.
+    Raises SpecError where no site can take a budget.
     """
-    raw = copy.deepcopy(document.raw)
-    axes = raw.setdefault("grid", {}).setdefault("axes", {})
+    axes = header_of(document).grid.axes
+    origin = f"--k {','.join(map(str, budgets))}" if budgets else None
+    values = list(budgets or BUDGETS)
     own = [path for path in axes if path.endswith(".budget")]
     if own:
-        if budgets is not None:
-            gone = {str(value) for path in own for value in axes[path]} - {str(value) for value in budgets}
-            more = raw["grid"].get("more_seeds") or {}
-            raw["grid"]["more_seeds"] = {label: seeds for label, seeds in more.items() if str(label) not in gone}
-            for path in own:
-                axes[path] = list(budgets)
-        return Document(raw, document.lines, document.source, document.path)
-    values = list(budgets or BUDGETS)
-    default = _node(raw, f"{_SITES}.default")
-    takers = [role for role in ROLES if _takes(default, _node(raw, f"{_SITES}.{role}"), role)]
-    if not takers and not any("." in path and path.startswith(_SITES) for path in axes):
-        place(raw, f"{_SITES}.default", {"transform": "topk"}, merge=True)
+        for path in own if budgets else ():
+            document = document.with_axis(path, values, origin)
+        return document
+    document = _freed(document)
+    takers = _takers(document.raw)
+    if not takers and not any(path.startswith(_SITES) for path in axes):
+        document = _with_topk(document)
         takers = list(ROLES)
-    if len(takers) in (0, len(ROLES)):
-        axes[f"{_SITES}.default.budget"] = values
-    elif len(takers) == 1:
-        axes[f"{_SITES}.{takers[0]}.budget"] = values
-    else:
-        axes[_SITES] = [{"label": str(value), **{role: {"budget": value} for role in takers}} for value in values]
-    return Document(raw, document.lines, document.source, document.path)
+    if len(takers) == 1:
+        return document.with_axis(f"{_SITES}.{takers[0]}.budget", values, origin)
+    if len(takers) in (0, len(ROLES)) or _inherited(document.raw):
+        return document.with_axis(f"{_SITES}.default.budget", values, origin)
+    entries = [{"label": f"budget-{value}", **{role: {"budget": value} for role in takers}} for value in values]
+    return document.with_axis(_SITES, entries, origin)
 
 
 def _node(raw: Mapping[str, Any], dotted: str) -> dict[str, Any]:
@@ -72,12 +66,69 @@ def _node(raw: Mapping[str, Any], dotted: str) -> dict[str, Any]:
     return dict(node) if isinstance(node, Mapping) else {}
 
 
-def _takes(default: Mapping[str, Any], own: Mapping[str, Any], role: Role) -> bool:
+def _takers(raw: Mapping[str, Any]) -> list[Role]:
+    """The sites that take a budget."""
+    default = _node(raw, f"{_SITES}.default")
+    return [role for role in ROLES if _takes({**default, **_node(raw, f"{_SITES}.{role}")}, role)]
+
+
+def _takes(site: Mapping[str, Any], role: Role) -> bool:
     try:
-        SiteSpec.model_validate({**default, **own, "budget": 1}).resolved(role)
-    except (ValueError, ValidationError):
+        SiteSpec.model_validate({**site, "budget": 1}).resolved(role)
+    except ValueError:
         return False
     return True
+
+
+def _inherited(raw: Mapping[str, Any]) -> bool:
+    """Whether a budget at `default` is one for every site that takes one, and for no other."""
+    sites = _node(raw, _SITES)
+    try:
+        AttentionSpec.model_validate({**sites, "default": {**_node(sites, "default"), "budget": 1}})
+    except ValueError:
+        return False
+    return True
+
+
+def _freed(document: Document) -> Document:
+    """The document without the numbers of positions of its transforms and patterns, where a budget can give them."""
+    default = _node(document.raw, f"{_SITES}.default")
+    spots: list[tuple[str, tuple[Role, ...]]] = [("default", ROLES), *((role, (role,)) for role in ROLES)]
+    for name, roles in spots:
+        site = _node(document.raw, f"{_SITES}.{name}")
+        for part in ("pattern", "transform"):
+            given = site.get(part)
+            if not isinstance(given, Mapping):
+                continue
+            for field in [field for field in given if field != "kind"]:
+                rest = {key: value for key, value in given.items() if key != field}
+                whole = {**default, **site}
+                if not any(_takes(whole, role) for role in roles) and all(
+                    _takes({**whole, part: rest}, role) for role in roles
+                ):
+                    raw = copy.deepcopy(document.raw)
+                    place(raw, f"{_SITES}.{name}.{part}", rest, merge=False)
+                    path = (*_SITES.split("."), name, part, field)
+                    return _freed(document.laid_over(raw, path, None))
+    return document
+
+
+def _with_topk(document: Document) -> Document:
+    default = _node(document.raw, f"{_SITES}.default")
+    for role in ROLES:
+        try:
+            site = SiteSpec.model_validate({**default, **_node(document.raw, f"{_SITES}.{role}")})
+        except ValueError:
+            continue  # told at its own place when the cells are made
+        if (site.pattern.kind, site.transform.kind) != ("full", "softmax"):
+            raise SpecError(
+                f"{document.at('model', 'attention')}: model.attention: nothing here can be swept: neither the pattern "
+                f"'{site.pattern.kind}' nor the transform '{site.transform.kind}' takes a budget; name one that does "
+                "(like `transform: topk`), or compare transforms by `attnbench ablate --axis transform=...`"
+            )
+    raw = copy.deepcopy(document.raw)
+    place(raw, f"{_SITES}.default", {"transform": "topk"}, merge=True)
+    return document.laid_over(raw, (*_SITES.split("."), "default", "transform"), None)
 
 
 def with_axis(document: Document, option: str) -> Document:
@@ -92,17 +143,13 @@ def with_axis(document: Document, option: str) -> Document:
     values, _ = parse_yaml(text if text.lstrip().startswith("[") else f"[{text}]", f"--axis {option}")
     if not isinstance(values, list) or not values:
         raise SpecError(f"--axis {option}: the values are a list, like transform=[softmax, {{kind: topk, k: 8}}]")
-    raw = copy.deepcopy(document.raw)
-    axes = raw.setdefault("grid", {}).setdefault("axes", {})
+    header_of(document)
+    origin = f"--axis {option}"
     if name == "site":
-        axes[_SITES] = [_at_site(raw, str(value), option) for value in values]
-    elif name in _ALIASES:
-        axes[_ALIASES[name]] = values
-    elif "." in name:
-        axes[name] = values
-    else:
-        raise SpecError(f"--axis {option}: {unknown('axis', name, [*_ALIASES, 'site', 'or a dotted path'])}")
-    return Document(raw, document.lines, document.source, document.path)
+        return document.with_axis(_SITES, [_at_site(str(value), option) for value in values], origin)
+    if name not in _ALIASES and "." not in name:
+        raise SpecError(f"{origin}: {unknown('axis', name, [*_ALIASES, 'site', 'or a dotted path'])}")
+    return document.with_axis(_ALIASES.get(name, name), values, origin)
 
 
 _ALIASES = {
@@ -113,7 +160,7 @@ _ALIASES = {
 }
 
 
-def _at_site(raw: Mapping[str, Any], chosen: str, option: str) -> dict[str, Any]:
+def _at_site(chosen: str, option: str) -> dict[str, Any]:
     """An axis entry: the spec's own attention at `chosen` alone, dense attention at the other sites."""
     if chosen not in (*ROLES, "all", "none"):
         raise SpecError(f"--axis {option}: {unknown('site', chosen, [*ROLES, 'all', 'none'])}")

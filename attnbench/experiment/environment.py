@@ -23,7 +23,7 @@ def git_state() -> tuple[str, bool]:
         top = Path(_git(here, "rev-parse", "--show-toplevel"))
         if top != here.parent:
             return "", False  # installed somewhere below another project's checkout
-        return _git(here, "rev-parse", "HEAD"), bool(_git(here, "status", "--porcelain", "--", "attnbench"))
+        return _git(here, "rev-parse", "HEAD"), bool(_git(top, "status", "--porcelain", "--", here.name))
     except (OSError, subprocess.SubprocessError):
         return "", False
 

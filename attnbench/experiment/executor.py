@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
+import signal
+import sys
+import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from multiprocessing import connection
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +23,7 @@ from attnbench.core.errors import AttnbenchError
 from attnbench.experiment.grid import Cell
 from attnbench.experiment.pipeline import Listener, Place, run_cell
 from attnbench.experiment.progress import plain_listener
-from attnbench.experiment.run import Run
+from attnbench.experiment.run import Run, is_done
 
 
 @dataclass(frozen=True)
@@ -39,18 +46,24 @@ def attempt(root: Path, cell: Cell, place: Place, fresh: bool, listen: Listener)
         with Run.claim(root, cell) as run:
             if fresh:
                 run.fresh()
-            try:
-                run_cell(cell, run, place, listen)
-            except AttnbenchError as error:
-                run.fail(str(error))
-                return Outcome(cell, str(error))
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}".splitlines()[0]
-                run.fail(f"{reason}\n\n{traceback.format_exc()}")
-                return Outcome(cell, reason)
+            return Outcome(cell, _run(cell, run, place, listen))
     except AttnbenchError as error:  # held by another process: nothing of it was touched
         return Outcome(cell, str(error))
-    return Outcome(cell)
+    except OSError as error:  # not even its folder can be written
+        return Outcome(cell, f"{root}: {error}")
+
+
+def _run(cell: Cell, run: Run, place: Place, listen: Listener) -> str | None:
+    try:
+        run_cell(cell, run, place, listen)
+    except AttnbenchError as error:
+        run.fail(str(error))
+        return str(error)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        run.fail(reason, traceback.format_exc())
+        return reason
+    return None
 
 
 @dataclass(frozen=True)
@@ -67,9 +80,37 @@ class Inline:
             yield attempt(self.root, cell, self.place, self.fresh, self.listen(cell))
 
 
+class _Worker:
+    """A process that runs one cell at a time, and is replaced when it dies."""
+
+    def __init__(self, device: str | None) -> None:
+        self.device = device
+        self._pool = self._start()
+
+    def _start(self) -> ProcessPoolExecutor:
+        level = logging.getLogger("attnbench").getEffectiveLevel()
+        spawn = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(1, mp_context=spawn, initializer=_settle, initargs=(level,))
+
+    def submit(self, root: Path, cell: Cell, place: Place, fresh: bool) -> Future[Outcome]:
+        return self._pool.submit(_work, root, cell, replace(place, device=self.device or place.device), fresh)
+
+    def restart(self) -> None:
+        self._pool.shutdown(wait=False)
+        self._pool = self._start()
+
+    def stop(self) -> None:
+        for process in list((self._pool._processes or {}).values()):  # it may be in the middle of a training
+            process.terminate()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
 @dataclass(frozen=True)
 class Processes:
-    """`jobs` cells at a time, each in a process of its own, with its share of the threads and, if any, of the GPUs."""
+    """`jobs` cells at a time, each in a process of its own, with its share of the threads and, if any, of the GPUs.
+
+    A process that dies takes its own cell with it and no other.
+    """
 
     root: Path
     place: Place
@@ -78,37 +119,56 @@ class Processes:
     devices: tuple[str, ...] = ()
 
     def map(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
-        context = multiprocessing.get_context("spawn")
-        queue = list(enumerate(cells))
-        running: dict[Future[Outcome], Cell] = {}
-        pool = ProcessPoolExecutor(self.jobs, mp_context=context)
+        waiting = deque(cells)
+        workers = [_Worker(self._device(index)) for index in range(min(self.jobs, len(cells)))]
+        idle = list(workers)
+        running: dict[Future[Outcome], tuple[Cell, _Worker]] = {}
         try:
-            while queue or running:
-                while queue and len(running) < self.jobs:
-                    index, cell = queue.pop(0)
-                    running[pool.submit(_work, self.root, cell, self._share(index), self.fresh)] = cell
+            while waiting or running:
+                while waiting and idle:
+                    worker, cell = idle.pop(), waiting.popleft()
+                    running[worker.submit(self.root, cell, self.place, self.fresh)] = (cell, worker)
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
-                broken = False
                 for future in done:
-                    cell = running.pop(future)
-                    try:
-                        yield future.result()
-                    except BrokenProcessPool:
-                        broken = True
-                        yield Outcome(cell, "its process died (out of memory?); run the command again to go on")
-                if broken:  # the pool is spent: a new one takes the cells that were not started
-                    for cell in running.values():
-                        yield Outcome(cell, "its process died with another cell's; run the command again to go on")
-                    running = {}
-                    pool = ProcessPoolExecutor(self.jobs, mp_context=context)
+                    cell, worker = running.pop(future)
+                    idle.append(worker)
+                    yield self._outcome(future, cell, worker)
         finally:
-            for process in list((pool._processes or {}).values()):  # an interrupt must not wait for whole trainings
-                process.terminate()
-            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in workers:
+                worker.stop()
 
-    def _share(self, index: int) -> Place:
-        device = self.devices[index % len(self.devices)] if self.devices else self.place.device
-        return replace(self.place, device=device)
+    def _device(self, index: int) -> str | None:
+        return self.devices[index % len(self.devices)] if self.devices else None
+
+    def _outcome(self, future: Future[Outcome], cell: Cell, worker: _Worker) -> Outcome:
+        try:
+            return future.result()
+        except BrokenProcessPool:
+            worker.restart()
+        if not self.fresh and is_done(self.root, cell):  # it died after its last word
+            return Outcome(cell)
+        reason = "its process died (killed, or out of memory); run the same command again to go on"
+        with suppress(AttnbenchError, OSError), Run.claim(self.root, cell) as run:
+            run.fail(reason)
+        return Outcome(cell, reason)
+
+
+def _settle(level: int) -> None:
+    """Make a new process a worker: it logs as its parent does, leaves Ctrl-C to it, and does not outlive it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("attnbench")
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(level)
+    threading.Thread(target=_follow_parent, daemon=True).start()
+
+
+def _follow_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)  # what is on disk is whole at any moment
 
 
 def _work(root: Path, cell: Cell, place: Place, fresh: bool) -> Outcome:

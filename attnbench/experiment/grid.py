@@ -14,10 +14,12 @@ from pydantic import ValidationError
 
 from attnbench.core.errors import SpecError
 from attnbench.core.files import YamlPath, parse_yaml
+from attnbench.core.spec import place as place_name
 from attnbench.core.spec import spec_error, unknown
 from attnbench.experiment.spec import CellSpec, ExperimentSpec, Header, TableSpec
 
 Raw = dict[str, Any]
+_AXES = "grid.axes."
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,50 @@ class Cell:
 
 @dataclass(frozen=True)
 class Document:
-    """A spec as read: its raw mapping with overrides applied, the line of each path, and the file it came from."""
+    """A spec as read: its raw mapping with overrides applied, where each path was given, and the file it came from.
+
+    lines: the line of `source`, or the option of the command line.
+    """
 
     raw: Raw
-    lines: Mapping[YamlPath, int]
+    lines: Mapping[YamlPath, int | str]
     source: str
     path: Path | None
+
+    def at(self, *path: str | int) -> str:
+        """The place of a path, or of its nearest parent, for the front of a message."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return place_name(self.source, self.lines.get(path))
+
+    def laid_over(self, raw: Raw, path: YamlPath, origin: str | None) -> Document:
+        """The same document with another mapping, whose node at `path` was given by `origin`."""
+        lines = {at: line for at, line in self.lines.items() if at[: len(path)] != path}
+        if origin is not None:
+            _mark(lines, path, origin)
+        return Document(raw, lines, self.source, self.path)
+
+    def with_axis(self, axis: str, values: list[Any], origin: str | None = None) -> Document:
+        """The document with one axis of its grid added or replaced. Raises SpecError where its grid is no mapping."""
+        raw = copy.deepcopy(self.raw)
+        node = raw
+        for name in ("grid", "axes"):
+            if node.get(name) is None:
+                node[name] = {}
+            node = node[name]
+            if not isinstance(node, dict):
+                raise SpecError(f"{self.at('grid', 'axes')}: {name}: this is a mapping, not {node!r}")
+        self._forget_seeds(raw["grid"], node.get(axis), values)
+        node[axis] = values
+        return self.laid_over(raw, ("grid", "axes", axis), origin)
+
+    @staticmethod
+    def _forget_seeds(grid: Raw, old: Any, new: Any) -> None:
+        """Drop the seeds of entries that an axis no longer has."""
+        more = grid.get("more_seeds")
+        if isinstance(more, Mapping) and isinstance(old, list) and isinstance(new, list):
+            gone = {str(_label(value)[1]) for value in old} - {str(_label(value)[1]) for value in new}
+            grid["more_seeds"] = {label: seeds for label, seeds in more.items() if str(label) not in gone}
 
 
 @dataclass(frozen=True)
@@ -95,15 +135,17 @@ def override_document(document: Document, override: str) -> Document:
     name, equals, text = override.partition("=")
     if not equals or not name.strip():
         raise SpecError(f"--set {override}: write it as key.path=value, like --set train.max_steps=500")
-    value, _ = parse_yaml(text, f"--set {override}")
+    origin = f"--set {override}"
+    value, _ = parse_yaml(text, origin)
+    name = name.strip()
+    if name.startswith(_AXES):
+        return document.with_axis(name.removeprefix(_AXES), value, origin)
     raw = copy.deepcopy(document.raw)
     try:
-        place(raw, name.strip(), value, merge=False)
+        place(raw, name, value, merge=False)
     except ValueError as error:
-        raise SpecError(f"--set {override}: {error}") from None
-    path = tuple(name.strip().split("."))
-    lines = {at: line for at, line in document.lines.items() if at[: len(path)] != path}
-    return Document(raw, lines, document.source, document.path)
+        raise SpecError(f"{origin}: {error}") from None
+    return document.laid_over(raw, tuple(name.split(".")), origin)
 
 
 def place(raw: Raw, dotted: str, value: Any, *, merge: bool) -> None:
@@ -140,29 +182,33 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Raw:
     return result
 
 
+def header_of(document: Document) -> Header:
+    """The name, grid and table of a document. Raises SpecError for faults in them, and for unknown keys beside them."""
+    raw = document.raw
+    known = list(ExperimentSpec.model_fields)
+    for key in raw:
+        if key not in known:
+            raise SpecError(f"{document.at(key)}: {key}: {unknown('key', str(key), known)}")
+    try:
+        return Header.model_validate({key: value for key, value in raw.items() if key in Header.model_fields})
+    except ValidationError as error:
+        raise spec_error(error, document.source, document.lines) from None
+
+
 def expand(document: Document, *, seeds: Sequence[int] = ()) -> Experiment:
     """Every cell of the document's grid, in the order written, each validated.
 
     seeds: take the place of the grid's own. Raises SpecError that names file, line and path of each fault.
     """
-    raw = document.raw
-    known = list(ExperimentSpec.model_fields)
-    for key in raw:
-        if key not in known:
-            line = document.lines.get((key,))
-            place_ = f"{document.source}:{line}" if line else document.source
-            raise SpecError(f"{place_}: {key}: {unknown('key', str(key), known)}")
-    try:
-        header = Header.model_validate({key: value for key, value in raw.items() if key in Header.model_fields})
-    except ValidationError as error:
-        raise spec_error(error, document.source, document.lines) from None
-    base = {key: value for key, value in raw.items() if key in CellSpec.model_fields}
+    header = header_of(document)
+    base = {key: value for key, value in document.raw.items() if key in CellSpec.model_fields}
     axes = [(path, list(enumerate(values))) for path, values in header.grid.axes.items()]
     chosen = list(seeds) or header.grid.seeds or [None]
-    named = {str(_label(value)[1]) for values in header.grid.axes.values() for value in values}
+    named = _labels(header.grid.axes, document)
     for label in header.grid.more_seeds:
         if label not in named:
-            raise SpecError(f"{document.source}: grid.more_seeds: {unknown('label', label, sorted(named))}")
+            where = document.at("grid", "more_seeds", label)
+            raise SpecError(f"{where}: grid.more_seeds: {unknown('label', label, sorted(named))}")
     cells: list[Cell] = []
     for combination in itertools.product(*(values for _, values in axes)):
         picks = [(path, index, value) for (path, _), (index, value) in zip(axes, combination, strict=True)]
@@ -174,8 +220,24 @@ def expand(document: Document, *, seeds: Sequence[int] = ()) -> Experiment:
     for cell in cells:
         twin = twins.setdefault(cell.digest, cell)
         if twin.label == cell.label and twin is not cell:
-            raise SpecError(f"{document.source}: grid: two cells are the same run: '{cell.label}', seed {cell.seed}")
+            where = document.at("grid", "axes")
+            raise SpecError(f"{where}: grid.axes: two cells are the same run: '{cell.label}', seed {cell.seed}")
     return Experiment(header.name, header.table, tuple(cells), document)
+
+
+def _labels(axes: Mapping[str, list[Any]], document: Document) -> set[str]:
+    """The labels of every axis. Raises SpecError where two entries of one axis share theirs: rows would mix."""
+    named: set[str] = set()
+    for path, values in axes.items():
+        own: set[str] = set()
+        for index, value in enumerate(values):
+            label = str(_label(value)[1])
+            if label in own:
+                where = document.at("grid", "axes", path, index)
+                raise SpecError(f"{where}: grid.axes.{path}: two entries are called '{label}'; give each its `label`")
+            own.add(label)
+        named |= own
+    return named
 
 
 def _cell(base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None, document: Document) -> Cell:
@@ -186,11 +248,14 @@ def _cell(base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None, do
     for path, index, value in picks:
         named, label = _label(value)
         content = {key: item for key, item in value.items() if key != "label"} if isinstance(value, Mapping) else value
+        entry, target = ("grid", "axes", path, index), tuple(path.split("."))
+        before = copy.deepcopy(raw)
         try:
             place(raw, path, content, merge=True)
         except ValueError as error:
-            raise SpecError(f"{document.source}: grid.axes: {error}") from None
-        _move_lines(lines, ("grid", "axes", path, index), tuple(path.split(".")))
+            raise SpecError(f"{document.at(*entry)}: grid.axes.{path}.{index}: {error}") from None
+        _forget(lines, target, _node(before, target), _node(raw, target))
+        _move_lines(lines, entry, target, document.at(*entry))
         axes[path] = label
         labels.append(str(label) if named else f"{path.rsplit('.', 1)[-1]}-{label}")
     if seed is not None:
@@ -227,11 +292,34 @@ def _words(value: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _move_lines(lines: dict[YamlPath, int], entry: YamlPath, target: YamlPath) -> None:
-    """Faults in what an axis entry set are told at the entry's lines."""
+def _node(raw: Any, path: YamlPath) -> Any:
+    for name in path:
+        raw = raw.get(name) if isinstance(raw, Mapping) else None
+    return raw
+
+
+def _forget(lines: dict[YamlPath, int | str], path: YamlPath, before: Any, after: Any) -> None:
+    """Drop the places of what an axis entry has replaced."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for key, value in before.items():
+            _forget(lines, (*path, key), value, after.get(key))
+    elif before != after:
+        for at in [at for at in lines if at[: len(path)] == path]:
+            del lines[at]
+
+
+def _move_lines(lines: dict[YamlPath, int | str], entry: YamlPath, target: YamlPath, where: str) -> None:
+    """Faults in what an axis entry set are told at the entry's own places."""
     for at, line in list(lines.items()):
         if at[: len(entry)] == entry:
             lines[(*target, *at[len(entry) :])] = line
+    _mark(lines, target, where)
+
+
+def _mark(lines: dict[YamlPath, int | str], path: YamlPath, where: int | str) -> None:
+    """Note where `path` was given, and those of its parents that were not given before."""
+    for length in range(1, len(path) + 1):
+        lines.setdefault(path[:length], where)
 
 
 def only(experiment: Experiment, label: str | None) -> Experiment:

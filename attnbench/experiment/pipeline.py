@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     parts = evaluate(task, model, data, spec, run)
     result = _result(cell, outcome, parts, run, at, steps)
     result["metrics"]["params"] = sum(parameter.numel() for parameter in model.parameters())
-    result["total_seconds"] = time.perf_counter() - started
+    result["total_seconds"] = time.perf_counter() - started + outcome.resumed_seconds
     run.finish(result)
     return result
 
@@ -116,6 +117,8 @@ def choose_weights(model: torch.nn.Module, checkpoints: Path, outcome: Outcome, 
         load_average(model, checkpoints, chosen)
         return chosen
     best = outcome.state.best_step
+    if not best:
+        raise AttnbenchError(f"{checkpoints}: no validation gave a number to choose weights by")
     if best not in steps:
         raise AttnbenchError(f"{checkpoints}: the best checkpoint, step {best}, is gone; run the cell with --fresh")
     load_weights(model, weights_path(checkpoints, best))
@@ -173,17 +176,26 @@ def _result(
         "label": cell.label,
         "seed": cell.seed,
         "outcome": outcome.outcome,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "weights": steps,
         "metrics": metrics,
         "signatures": signatures,
         "samples": samples,
         "data": {
             "folder": f"{data.parent.name}/{data.name}",
-            "manifest_sha256": hashlib.sha256((data / "manifest.json").read_bytes()).hexdigest(),
+            "digest": data.name,
+            "content_sha256": content_sha256(data),
         },
         "commit": environment_.get("commit", ""),
         "dirty": environment_.get("dirty", False),
     }
+
+
+def content_sha256(data: Path) -> str:
+    """One hash of what the splits hold: equal wherever they were prepared, whatever with."""
+    files = json.loads((data / "manifest.json").read_text(encoding="utf-8")).get("files", {})
+    splits = {name: file["sha256"] for name, file in files.items() if name.endswith((".ids", ".txt", ".raw"))}
+    return hashlib.sha256(json.dumps(splits, sort_keys=True).encode()).hexdigest()
 
 
 def _environment(run: Run) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,11 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.core.errors import AttnbenchError
-from attnbench.core.files import append_jsonl, dump_yaml, read_jsonl, write_atomic, write_json
+from attnbench.core.files import (
+    append_jsonl,
+    dump_yaml,
+    jsonl,
+    read_jsonl,
+    remove_folder,
+    sweep,
+    write_atomic,
+    write_json,
+)
 from attnbench.core.lock import LockedError, locked
 from attnbench.experiment.grid import Cell, Experiment
 
-UNSAVED = ("checkpoints", "lock")
+ERROR, TRACEBACK = "error.txt", "traceback.txt"
+UNSAVED = ("checkpoints", "lock", ERROR, TRACEBACK)
 """What a copy of a finished cell leaves behind."""
 
 
@@ -27,13 +38,19 @@ class Run:
     @classmethod
     @contextmanager
     def claim(cls, root: Path, cell: Cell) -> Iterator[Run]:
-        """Hold the cell's folder for the length of the block. Raises AttnbenchError while another process has it."""
+        """Hold the cell's folder for the length of the block. Raises AttnbenchError while another process has it.
+
+        What a killed process left half-written is cleared away; so is the error of an earlier attempt.
+        """
         folder = root / "cells" / cell.folder
         try:
             with locked(folder / "lock"):
                 run = cls(folder)
+                for place in (folder, run.checkpoints, folder / "hyps"):
+                    sweep(place)
                 write_atomic(folder / "spec.yaml", dump_yaml(cell.spec.dump()))
-                (folder / "error.txt").unlink(missing_ok=True)
+                for name in (ERROR, TRACEBACK):
+                    (folder / name).unlink(missing_ok=True)
                 yield run
         except LockedError as error:
             raise AttnbenchError(f"{error}: the cell is being run there; wait for it, or end it") from None
@@ -46,16 +63,14 @@ class Run:
         """Cut the lines of metrics.jsonl that lie past `step`."""
         path = self.folder / "metrics.jsonl"
         kept = [record for record in read_jsonl(path) if record.get("step", 0) <= step]
-        path.unlink(missing_ok=True)
-        for record in kept:
-            append_jsonl(path, record)
+        write_atomic(path, "".join(map(jsonl, kept)))
 
     def fresh(self) -> None:
         """Forget every checkpoint, log and output."""
-        for name in ("checkpoints", "hyps"):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
-        for name in ("result.json", "metrics.jsonl", "env.json"):
+        for name in ("result.json", "metrics.jsonl", "env.json"):  # first, or a kill would leave a finished cell
             (self.folder / name).unlink(missing_ok=True)
+        for name in ("checkpoints", "hyps"):
+            remove_folder(self.folder / name)
 
     def output(self, name: str, lines: Iterable[str]) -> None:
         """hyps/<name>, a line each."""
@@ -68,9 +83,15 @@ class Run:
         """result.json: from now on the cell is done."""
         write_json(self.folder / "result.json", result)
 
-    def fail(self, reason: str) -> None:
-        """error.txt: from now on the cell has failed; running it again starts from its newest checkpoint."""
-        write_atomic(self.folder / "error.txt", reason.rstrip() + "\n")
+    def fail(self, reason: str, traceback: str = "") -> None:
+        """error.txt: from now on the cell has failed; running it again starts from its newest checkpoint.
+
+        The reason is kept with the results and names no place of this machine; the traceback stays in the run folder.
+        """
+        if traceback:
+            write_atomic(self.folder / TRACEBACK, traceback)
+        portable = reason.replace(f"{Path.cwd()}/", "").replace(f"{Path.home()}/", "~/")
+        write_atomic(self.folder / ERROR, portable.rstrip() + "\n")
 
 
 def is_done(root: Path, cell: Cell) -> bool:
@@ -85,24 +106,34 @@ def adopt(root: Path, cell: Cell, elsewhere: Iterable[Path]) -> Path | None:
     target = root / "cells" / cell.folder
     for place in elsewhere:
         for result in sorted(place.glob(f"**/cells/*-{cell.digest[:8]}/result.json")):
-            if result.parent == target or not _belongs(result, cell):
-                continue
-            target.mkdir(parents=True, exist_ok=True)
-            for entry in sorted(result.parent.iterdir()):
-                if entry.name in (*UNSAVED, "result.json"):
-                    continue
-                if entry.is_dir():
-                    shutil.copytree(entry, target / entry.name, dirs_exist_ok=True)
-                else:
-                    shutil.copy2(entry, target / entry.name)
-            write_atomic(target / "result.json", result.read_bytes())
-            return result.parent
+            if result.parent != target and _belongs(result, cell):
+                try:
+                    with locked(target / "lock"):
+                        _copy(result.parent, target)
+                except LockedError:  # whoever runs it will finish it
+                    return None
+                return result.parent
     return None
 
 
+def _copy(source: Path, target: Path) -> None:
+    for entry in sorted(source.iterdir()):
+        if entry.name in (*UNSAVED, "result.json") or entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            shutil.copytree(entry, target / entry.name, dirs_exist_ok=True)
+        else:
+            write_atomic(target / entry.name, entry.read_bytes())
+    for name in (ERROR, TRACEBACK):
+        (target / name).unlink(missing_ok=True)
+    write_atomic(target / "result.json", (source / "result.json").read_bytes())
+
+
 def _belongs(result: Path, cell: Cell) -> bool:
-    records = result.read_text(encoding="utf-8", errors="replace")
-    return f'"{cell.digest}"' in records
+    try:
+        return json.loads(result.read_bytes())["digest"] == cell.digest
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # damaged: no result
 
 
 def write_grid(root: Path, experiment: Experiment, command: str) -> None:

@@ -48,12 +48,16 @@ def root_of(experiment: Experiment, settings: Settings) -> Path:
 def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterator[Outcome]:
     """Run every cell that is not done, here or among committed results; yields the outcome of each as it ends."""
     root = root_of(experiment, settings)
-    pending = list(_distinct(experiment.cells))
-    if not settings.fresh:
-        done = [cell for cell in pending if _found(root, cell, experiment, settings)]
-        pending = [cell for cell in pending if cell not in done]
-        if done:
-            log.info("%d of %d cells are done already", len(done), len(done) + len(pending))
+    cells = {cell.folder: cell for cell in experiment.cells}.values()
+    done = [] if settings.fresh else [cell for cell in cells if _found(root, cell, experiment, settings)]
+    if done:
+        log.info("%d of %d cells are done already", len(done), len(cells))
+    firsts: dict[str, Cell] = {}  # cells of one digest are one run, under two labels
+    for cell in cells:
+        if cell not in done:
+            firsts.setdefault(cell.digest, cell)
+    pending = list(firsts.values())
+    twins = [cell for cell in cells if cell not in done and cell not in pending]
     prepare_data(pending, settings)
     write_grid(root, experiment, command)
     with _listeners(settings) as listen:
@@ -61,7 +65,13 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
             root, Place(settings.cache, settings.device), jobs=min(settings.jobs, max(1, len(pending))),
             fresh=settings.fresh, listen=listen,
         )  # fmt: skip
-        yield from executor.map(pending)
+        for outcome in executor.map(pending):
+            yield outcome
+            for twin in twins:
+                if twin.digest == outcome.cell.digest:
+                    if outcome.error is None:
+                        adopt(root, twin, [root])
+                    yield Outcome(twin, outcome.error)
 
 
 @contextmanager
@@ -72,14 +82,6 @@ def _listeners(settings: Settings) -> Iterator[Callable[[Cell], Listener]]:
         return
     with Bars(settings.terminal) as bars:
         yield lambda cell: bars.listener(cell.label, cell.seed, cell.spec.train.max_steps)
-
-
-def _distinct(cells: Sequence[Cell]) -> Iterator[Cell]:
-    seen: set[str] = set()
-    for cell in cells:
-        if cell.folder not in seen:
-            seen.add(cell.folder)
-            yield cell
 
 
 def _found(root: Path, cell: Cell, experiment: Experiment, settings: Settings) -> bool:

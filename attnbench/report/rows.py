@@ -115,7 +115,7 @@ def refuse_mixtures(rows: Iterable[Row]) -> None:
     for cells in groups.values():
         for metric in sorted({name for cell in cells for name in cell.signatures}):
             _one(f"the signature of {metric}", [(cell, cell.signatures.get(metric)) for cell in cells])
-        for part in ("folder", "digest", "manifest_sha256"):
+        for part in ("folder", "digest", "content_sha256"):
             _one(f"the data ({part})", [(cell, cell.data.get(part)) for cell in cells])
 
 

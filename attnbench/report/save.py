@@ -16,6 +16,9 @@ from attnbench.report.significance import FILE as TESTS
 from attnbench.report.significance import PairedTests, read_tests
 from attnbench.report.table import report, write_results
 
+_LEFT_OUT = ("checkpoints", "traceback.txt")
+_ENDINGS = (".ref.txt", ".lock", ".tmp")
+
 
 def save(folder: Path, into: Path) -> Path:
     """Copy the run folder to `into`/<last part of its name>, whole or not at all; returns that path.
@@ -83,8 +86,4 @@ def _merged(theirs: list[Mapping[str, Any]], ours: list[Mapping[str, Any]]) -> l
 
 
 def _unwanted(_: str, names: list[str]) -> list[str]:
-    return [
-        name
-        for name in names
-        if name == "checkpoints" or name.startswith((".", "lock")) or name.endswith((".ref.txt", ".lock", ".tmp"))
-    ]
+    return [name for name in names if name in _LEFT_OUT or name.startswith((".", "lock")) or name.endswith(_ENDINGS)]

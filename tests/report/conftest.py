@@ -55,7 +55,7 @@ class RunFolder:
             "metrics": {"test/bleu": bleu, **(metrics or {})},
             "signatures": {"test/bleu": signature},
             "samples": {"test": 3, "attended": 256},
-            "data": {"folder": f"corpus/{data}", "manifest_sha256": "f" * 64},
+            "data": {"folder": f"corpus/{data}", "content_sha256": "f" * 64},
             "commit": "0123456789abcdef",
             "dirty": False,
             "total_seconds": seconds,

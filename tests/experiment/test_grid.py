@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench.core.errors import SpecError
+from attnbench.core.files import dump_yaml, parse_yaml
+from attnbench.experiment.grid import expand, only, override_document, place, read_document
+
+HEAD = """\
+name: some/grid
+task: {kind: translation, dataset: demo}
+model:
+  kind: transformer
+  tie: decoder
+  attention:
+    default:
+      transform:
+        kind: topk
+        k: 8
+"""
+
+
+def cells(bench: Any, text: str, *overrides: str, seeds: tuple[int, ...] = ()) -> Any:
+    return expand(read_document(bench.write(HEAD + text), overrides), seeds=seeds).cells
+
+
+def fault(bench: Any, text: str, *overrides: str) -> list[str]:
+    """The lines of the error, the folder of the spec taken off."""
+    with pytest.raises(SpecError) as caught:
+        cells(bench, text, *overrides)
+    return str(caught.value).replace(f"{bench.folder}/", "").splitlines()
+
+
+GRID = """\
+grid:
+  seeds: [3, 1]
+  axes:
+    model.norm: [pre, post]
+    train.max_steps: [10, 20]
+"""
+
+
+def test_axes_multiply_in_the_order_written_and_seeds_run_fastest(bench: Any):
+    found = cells(bench, GRID)
+    assert [(cell.label, cell.seed) for cell in found[:5]] == [
+        ("pre max_steps-10", 3), ("pre max_steps-10", 1), ("pre max_steps-20", 3), ("pre max_steps-20", 1),
+        ("post max_steps-10", 3),
+    ]  # fmt: skip
+    assert len(found) == 8
+    assert found[0].axes == {"model.norm": "pre", "train.max_steps": 10}
+    assert (found[0].spec.model.norm, found[0].spec.train.max_steps, found[0].spec.seed) == ("pre", 10, 3)
+    assert len({cell.digest for cell in found}) == 8
+
+
+def test_every_cell_has_the_same_seeds(bench: Any):
+    by_label: dict[str, list[int]] = {}
+    for cell in cells(bench, GRID):
+        by_label.setdefault(cell.label, []).append(cell.seed)
+    assert set(map(tuple, by_label.values())) == {(3, 1)}
+    assert {cell.seed for cell in cells(bench, GRID, seeds=(7,))} == {7}
+    assert [cell.seed for cell in cells(bench, "seed: 5\n")] == [5]
+
+
+def test_some_entries_may_have_seeds_of_their_own(bench: Any):
+    text = "grid: {seeds: [1], more_seeds: {10: [1, 2], pre: [4]}, axes: {model.norm: [pre, post], "
+    text += "train.max_steps: [10, 20]}}\n"
+    found = [(cell.label, cell.seed) for cell in cells(bench, text)]
+    assert found == [
+        ("pre max_steps-10", 4), ("pre max_steps-20", 4), ("post max_steps-10", 1), ("post max_steps-10", 2),
+        ("post max_steps-20", 1),
+    ]  # fmt: skip
+    assert {cell.seed for cell in cells(bench, text, seeds=(9,))} == {9}
+
+
+def test_a_grid_without_axes_is_one_cell(bench: Any):
+    (cell,) = cells(bench, "")
+    assert (cell.label, cell.seed, dict(cell.axes)) == ("run", 1, {})
+    assert cell.folder == f"run-s1-{cell.digest[:8]}"
+
+
+@pytest.mark.parametrize(
+    ("entry", "label", "axis"),
+    [
+        ("{label: Some label, kind: topk, k: 2}", "Some label", "Some label"),
+        ("{kind: topk, k: 2}", "topk-k-2", "topk-k-2"),
+        ("sparsemax", "sparsemax", "sparsemax"),
+        ("{kind: topk, k: 4, ties: index}", "topk-k-4-index", "topk-k-4-index"),
+        ("{kind: entmax, alpha: 1.7}", "entmax-alpha-1.7", "entmax-alpha-1.7"),
+        ("{kind: entmax, alpha: learned}", "entmax-learned", "entmax-learned"),
+    ],
+)
+def test_labels_of_mappings_and_names(bench: Any, entry: str, label: str, axis: str):
+    (cell,) = cells(bench, f"grid: {{axes: {{model.attention.default.transform: [{entry}]}}}}\n")
+    assert cell.label == label
+    assert cell.axes == {"model.attention.default.transform": axis}
+    assert cell.entry()["row"] == {"label": label, "model.attention.default.transform": axis}
+
+
+@pytest.mark.parametrize(
+    ("entry", "label", "axis"),
+    [("8", "budget-8", 8), (".inf", "budget-inf", "inf"), ("inf", "budget-inf", "inf"), ("{label: x}", "x", "x")],
+)
+def test_labels_of_numbers_carry_the_name_of_the_axis(bench: Any, entry: str, label: str, axis: object):
+    text = HEAD.replace("        k: 8\n", "") + f"grid: {{axes: {{model.attention.default.budget: [{entry}]}}}}\n"
+    if entry.startswith("{"):
+        text = text.replace("default.budget", "default").replace("{label: x}", "{label: x, budget: 3}")
+    (cell,) = expand(read_document(bench.write(text))).cells
+    assert cell.label == label
+    assert list(cell.axes.values()) == [axis]
+
+
+def test_an_infinite_budget_is_dense_attention_however_it_is_written(bench: Any):
+    text = HEAD.replace("        k: 8\n", "")
+    digests = {
+        expand(read_document(bench.write(f"{text}grid: {{axes: {{model.attention.default.budget: [{entry}]}}}}\n")))
+        .cells[0]
+        .digest
+        for entry in (".inf", "inf")
+    }
+    dense = text.replace("kind: topk", "kind: softmax")
+    assert digests == {expand(read_document(bench.write(dense))).cells[0].digest}
+
+
+def test_a_mapping_is_merged_into_the_node_it_names(bench: Any):
+    text = """\
+grid:
+  axes:
+    model:
+      - {label: small, layers: 2, width: 64}
+    model.attention.default:
+      - {label: window of keys, score: scaled_dot, transform: {ties: index}}
+      - {label: other, transform: {kind: entmax, alpha: 1.7}}
+"""
+    first, second = cells(bench, text)
+    assert (first.spec.model.layers, first.spec.model.width, first.spec.model.tie) == (2, 64, "decoder")
+    transform = first.spec.model.attention.cross.transform
+    assert (transform.kind, transform.k, transform.ties) == ("topk", 8, "index")
+    assert second.spec.model.attention.cross.transform.dump() == {"kind": "entmax", "alpha": 1.7}
+    assert first.label == "small window of keys"
+    assert first.folder.startswith("small-window-of-keys-s1-")
+
+
+def test_a_bare_name_on_the_way_becomes_a_mapping(bench: Any):
+    path = bench.write("name: x\ntask: {kind: translation, dataset: demo}\nmodel: {kind: transformer, tie: decoder}\n")
+    document = read_document(path, ["task.dataset.pairs=10", "model.attention.default.transform=topk"])
+    document = override_document(document, "model.attention.default.transform.k=3")
+    spec: Any = expand(document).cells[0].spec
+    assert spec.task.dataset.pairs == 10
+    assert spec.model.attention.cross.transform.k == 3
+
+
+def test_what_an_axis_does_not_name_is_left_alone():
+    raw = {"a": {"b": {"kind": "x", "c": 1}, "d": 2}}
+    place(raw, "a.b", {"c": 2}, merge=True)
+    assert raw == {"a": {"b": {"kind": "x", "c": 2}, "d": 2}}
+    place(raw, "a.b", {"kind": "y", "e": 1}, merge=True)  # another kind has other fields
+    assert raw == {"a": {"b": {"kind": "y", "e": 1}, "d": 2}}
+    place(raw, "a.b", {"e": 2}, merge=False)
+    assert raw["a"]["b"] == {"e": 2}
+
+
+def test_a_cell_does_not_depend_on_its_neighbours(bench: Any):
+    both = cells(bench, "grid: {axes: {model.attention.default: [{transform: {ties: index}}, {sparsify: train}]}}\n")
+    alone = cells(bench, "grid: {axes: {model.attention.default: [{sparsify: train}]}}\n")
+    assert both[1].digest == alone[0].digest
+
+
+def test_labels_name_and_table_are_no_part_of_the_digest(bench: Any):
+    one = cells(bench, "grid: {axes: {model.norm: [{label: x, kind: pre}]}}\n".replace("{label: x, kind: pre}", "pre"))
+    text = (
+        HEAD.replace("some/grid", "another") + "table: {rows: norm}\ngrid: {axes: {model: [{label: x, norm: pre}]}}\n"
+    )
+    other = expand(read_document(bench.write(text))).cells
+    assert one[0].digest == other[0].digest
+    assert one[0].folder != other[0].folder
+
+
+def test_a_resolved_cell_read_back_is_the_same_cell(bench: Any):
+    for cell in cells(bench, GRID):
+        back = type(cell.spec).model_validate(parse_yaml(dump_yaml(cell.spec.dump()))[0])
+        assert back == cell.spec
+        assert back.digest() == cell.digest
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "words"),
+    [
+        ("trian: {}\n", "spec.yaml:11: trian: ", "did you mean 'train'?"),
+        ("train:\n  max_stepz: 3\n", "spec.yaml:12: train.max_stepz: ", "did you mean 'max_steps'?"),
+        ("train:\n  max_steps: many\n", "spec.yaml:12: train.max_steps: ", "integer"),
+        ("grid:\n  axis: {}\n", "spec.yaml:12: grid.axis: ", "did you mean 'axes'?"),
+        ("grid:\n  axes:\n    modle.norm: [pre]\n", "spec.yaml:12: grid.axes: ", "did you mean 'model'?"),
+        ("grid:\n  axes:\n    model.norm: []\n", "spec.yaml:12: grid.axes: ", "'model.norm' has no values"),
+        ("grid:\n  axes:\n    model.norm: pre\n", "spec.yaml:13: grid.axes.model.norm: ", "list"),
+        ("grid:\n  axes:\n    seed: [1]\n", "spec.yaml:12: grid.axes: ", "grid.seeds"),
+        ("grid:\n  seeds: [1, 1]\n", "spec.yaml:12: grid.seeds: ", "different"),
+        ("grid:\n  seeds: [-1]\n", "spec.yaml:12: grid.seeds: ", "from 0 on"),
+        ("grid:\n  seeds: [1]\n  more_seeds:\n    8: [1]\n", "spec.yaml:14: grid.more_seeds: ", "unknown label '8'"),
+        ("table:\n  vlaue: x\n", "spec.yaml:12: table.vlaue: ", "did you mean 'value'?"),
+        (
+            "grid:\n  axes:\n    model.norm:\n      - pre\n      - psot\n",
+            "spec.yaml:15: model.norm: ", "did you mean 'post'?",
+        ),
+        (
+            "grid:\n  axes:\n    model.attention.default.transform:\n      - softmax\n      - sofmax\n",
+            "spec.yaml:15: model.attention.default.transform.kind: ", "did you mean 'softmax'?",
+        ),
+        (
+            "grid:\n  axes:\n    model.attention.default:\n      - label: a\n        transform:\n          k: -1\n",
+            "spec.yaml:16: model.attention.default.transform.k: ", "greater than or equal to 0",
+        ),
+        (
+            "grid:\n  axes:\n    model.attention.default:\n      - {label: a, sparsify: train}\n      - {label: b,\n"
+            "         sparsify: never}\n",
+            "spec.yaml:16: model.attention.default.sparsify: ", "unknown choice 'never'",
+        ),
+        (
+            "grid:\n  axes:\n    model.attention.default:\n      - {label: a, transform: {kind: softmax, k: 8}}\n",
+            "spec.yaml:14: model.attention.default.transform.k: ", "unknown key 'k'",
+        ),
+        ("grid:\n  axes:\n    model.norm.x:\n      - 1\n", "spec.yaml:14: model.norm: ", ""),
+        (
+            "grid:\n  axes:\n    train.clip.x: [1]\ntrain: {clip: 1.0}\n",
+            "spec.yaml:13: grid.axes.train.clip.x.0: ", "not a mapping",
+        ),
+        (
+            "grid:\n  axes:\n    model.norm:\n      - pre\n      - pre\n",
+            "spec.yaml:15: grid.axes.model.norm: ", "two entries are called 'pre'",
+        ),
+        (
+            "grid:\n  axes:\n    train:\n      - {label: a, clip: 1}\n      - {label: a, clip: 2}\n",
+            "spec.yaml:15: grid.axes.train: ", "two entries are called 'a'",
+        ),
+        ("train: {select: bleu}\n", "spec.yaml:", "validate_bleu"),
+    ],
+)  # fmt: skip
+def test_a_fault_is_told_at_its_file_line_and_path(bench: Any, text: str, place: str, words: str):
+    found = fault(bench, text)
+    assert found[0].startswith(place), found
+    assert words in found[0]
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "place"),
+    [
+        ("train.max_stepz=5", "--set train.max_stepz=5: train.max_stepz: unknown key"),
+        ("trian.max_steps=5", "--set trian.max_steps=5: trian: unknown key"),
+        ("train.max_steps=many", "--set train.max_steps=many: train.max_steps: "),
+        ("model.attention.default.transform=sofmax", "--set model.attention.default.transform=sofmax: model.attention"),
+        ("model.attention.default.transform.k=-1", "--set model.attention.default.transform.k=-1: model.attention.de"),
+        ("grid.axes.model.norm=[pre, psot]", "--set grid.axes.model.norm=[pre, psot]: model.norm: "),
+        ("grid.axes.model.norm=pre", "--set grid.axes.model.norm=pre: grid.axes.model.norm: "),
+        ("train.max_steps", "--set train.max_steps: write it as key.path=value"),
+        ("=5", "--set =5: write it as key.path=value"),
+        ("train.max_steps=[1", "--set train.max_steps=[1:1: this is not valid YAML"),
+        ("model.norm.x=5", "--set model.norm.x=5: model.norm: "),
+        ("train.clip.x.y=1", "--set train.clip.x.y=1: "),
+    ],
+)
+def test_a_fault_of_an_override_is_told_as_such(bench: Any, override: str, place: str):
+    found = fault(bench, "train: {clip: 1.0}\n", override)
+    assert found[0].startswith(place), found
+
+
+def test_faults_beside_an_override_keep_their_lines(bench: Any):
+    (line,) = fault(bench, "train:\n  max_stepz: 3\n", "train.clip=1.0")
+    assert line.startswith("spec.yaml:12: train.max_stepz: ")
+
+
+def test_overrides_are_yaml_and_the_last_one_wins(bench: Any):
+    (cell,) = cells(bench, "", "train.clip=1e-1", "train.max_steps=7", "train.max_steps=8", "grid.seeds=[4]")
+    assert (cell.spec.train.clip, cell.spec.train.max_steps, cell.seed) == (0.1, 8, 4)
+    assert len(cells(bench, "grid: {axes: {model.norm: [pre, post]}}\n", "grid.axes={}")) == 1
+    assert len(cells(bench, "", "grid.axes.model.norm=[pre, post]")) == 2
+
+
+def test_one_run_under_one_label_is_refused_twice(bench: Any):
+    text = "grid: {axes: {train.clip: [{label: a}, 1]}}\n"
+    assert "train.clip" in fault(bench, text)[0]
+    text = "grid: {axes: {train: [{label: a, clip: 1}], model: [{label: b, norm: pre}, {label: b , norm: pre}]}}\n"
+    assert "two entries are called 'b'" in fault(bench, text)[0]
+
+
+def test_one_run_may_stand_under_two_labels(bench: Any):
+    one, two = cells(bench, "grid: {axes: {train: [{label: a, clip: 1}, {label: b, clip: 1.0}]}}\n")
+    assert one.digest == two.digest
+    assert one.folder != two.folder
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a//b", "a/", ".x", "a b", ""])
+def test_a_name_that_is_no_folder_is_refused(bench: Any, name: str):
+    path = bench.write(HEAD.replace("some/grid", f"'{name}'"))
+    with pytest.raises(SpecError, match=r"spec\.yaml:1: name: .*cannot name a folder"):
+        expand(read_document(path))
+
+
+def test_a_vocabulary_that_is_not_shared_cannot_be_tied_to_all(bench: Any):
+    (line,) = fault(bench, "", "model.tie=all")
+    assert "task.tokenizer.joint: true or model.tie: decoder" in line
+
+
+@pytest.mark.parametrize(("content", "words"), [(b"- 1\n", "a mapping"), (b"", "a mapping"), (b"a: \xff\n", "UTF-8")])
+def test_what_is_no_spec_is_told(bench: Any, content: bytes, words: str):
+    (bench.folder / "bad.yaml").write_bytes(content)
+    with pytest.raises(SpecError, match=words):
+        read_document(bench.folder / "bad.yaml")
+
+
+def test_an_absent_file_and_a_folder_are_told(bench: Any, tmp_path: Path):
+    with pytest.raises(SpecError, match="no such file"):
+        read_document(tmp_path / "absent.yaml")
+    with pytest.raises(SpecError, match="this is a folder"):
+        read_document(tmp_path)
+
+
+def test_one_cell_of_many_is_chosen_by_its_label(bench: Any):
+    experiment = expand(read_document(bench.write(HEAD + GRID)))
+    chosen = only(experiment, "post max_steps-20")
+    assert [(cell.label, cell.seed) for cell in chosen.cells] == [("post max_steps-20", 3), ("post max_steps-20", 1)]
+    with pytest.raises(SpecError, match=r"4 cells; choose one with --cell \(pre max_steps-10, "):
+        only(experiment, None)
+    with pytest.raises(SpecError, match=r"unknown cell 'post max_step-20'; did you mean 'post max_steps-20'\?"):
+        only(experiment, "post max_step-20")
+    one = expand(read_document(bench.write(HEAD)))
+    assert only(one, None).cells == one.cells
