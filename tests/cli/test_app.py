@@ -1,0 +1,210 @@
+"""The command itself: help at once, one way out for errors, exit codes, results and progress kept apart."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import attnbench
+from attnbench.cli import app as module
+from attnbench.core.errors import AttnbenchError, DataError, MissingExtraError, SpecError
+
+ROOT = Path(attnbench.__file__).parents[1]
+HEAVY = ("torch", "datasets", "numpy", "tokenizers", "sacrebleu", "sacremoses", "yaml")
+
+
+def start(*arguments: str, **options) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "attnbench", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["sweep-k", "--help"], ["prepare", "--help"]])
+def test_help_imports_nothing_heavy(arguments):
+    program = (
+        f"import sys; sys.argv = ['attnbench', *{arguments}]\n"
+        "from attnbench.cli.app import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        f"sys.stderr.write(' '.join(name for name in {HEAVY} if name in sys.modules))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.startswith(("Usage: attnbench", f"attnbench {attnbench.__version__}"))
+    assert done.stderr == ""
+
+
+def test_the_module_is_the_command(tmp_path):
+    process = start("list", "models", "--json", cwd=tmp_path)
+    out, err = process.communicate()
+    assert process.returncode == 0
+    assert [entry["name"] for entry in json.loads(out)] == ["transformer"]
+    assert err == ""
+
+
+def test_no_command_shows_help(invoke):
+    assert "Commands:" in invoke(code=2).output
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["swep-k"], "Did you mean 'sweep-k'"),
+    (["train", "--sed", "1"], "--seed"),
+    (["train", "--seed", "x"], "--seed"),
+    (["train", "a.yaml", "b.yaml"], "b.yaml"),
+    (["list", "mechanism"], "mechanisms"),
+    (["list", "mechanisms", "topkk"], "did you mean 'topk'"),
+    (["eval"], "CELL"),
+])  # fmt: skip
+def test_bad_usage_is_told_with_the_nearest_name(invoke, arguments, words):
+    result = invoke(*arguments, code=2)
+    assert words in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(("text", "place", "words"), [
+    ("name: x\ntsk: {}\n", "spec.yaml:2: tsk", "did you mean 'task'"),
+    ("name: x\n", "spec.yaml:1: task", "required"),
+    ("name: x\ntask:\n  kind: translation\n  dataset: demmo\n", "spec.yaml:4: task.dataset", "did you mean 'demo'"),
+    ("name: x\ntask: {kind: translation, dataset: demo}\ntrain:\n  max_steps: many\n", "spec.yaml:4: train.max_steps",
+     "integer (given: 'many')"),
+    ("name: x\ntask: {kind: translation, dataset: demo}\ntrain:\n  precision: fp61\n", "spec.yaml:4: train.precision",
+     "known: fp32, bf16"),
+    ("name: x\nname: y\n", "spec.yaml:2", "stands twice"),
+    ("name: [\n", "spec.yaml:2", "not valid YAML"),
+    ("- 1\n", "spec.yaml", "a spec is a mapping"),
+    ("name: x y\ntask: {kind: translation, dataset: demo}\n", "spec.yaml:1: name", "cannot name a folder"),
+    ("name: x\ntask: {kind: translation, dataset: demo}\nmodel: {kind: transformer}\n", "spec.yaml", "model.tie"),
+])  # fmt: skip
+def test_a_bad_spec_is_told_with_file_line_and_path(invoke, tmp_path, monkeypatch, text, place, words):
+    monkeypatch.chdir(tmp_path)
+    Path("spec.yaml").write_text(text)
+    for command in ("train", "sweep-k", "ablate"):
+        result = invoke(command, "spec.yaml", code=2)
+        assert place in result.stderr
+        assert words in result.stderr
+        assert result.stdout == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["spec.yaml"]
+
+
+@pytest.mark.parametrize(("override", "words"), [
+    ("train.max_step=3", "--set train.max_step=3: train.max_step: unknown key 'max_step'; did you mean 'max_steps'"),
+    ("train.max_steps=many", "--set train.max_steps=many: train.max_steps: input should be a valid integer"),
+    ("trian.max_steps=3", "did you mean 'train'"),
+    ("train", "--set train: write it as key.path=value"),
+    ("=3", "--set =3: write it as key.path=value"),
+    ("train.max_steps=[", "--set train.max_steps=["),
+    ("train.max_steps.more=1", "train.max_steps"),
+    ("task.dataset.pairs=0", "task.dataset.pairs"),
+])  # fmt: skip
+def test_a_bad_override_is_told_as_such(invoke, tiny, override, words):
+    result = invoke("train", *tiny, "--cell", "budget-1", "--set", override, "--dry-run", code=2)
+    assert words in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(("arguments", "code", "words"), [
+    (["train", "gone.yaml"], 2, "gone.yaml: there is no such file"),
+    (["train", "."], 2, "this is a folder"),
+    (["train", "binary.yaml"], 2, "UTF-8"),
+    (["eval", "gone"], 2, "gone: this is no cell"),
+    (["report", "gone"], 4, "gone is no run folder"),
+])  # fmt: skip
+def test_files_that_are_not_there(invoke, tmp_path, monkeypatch, arguments, code, words):
+    monkeypatch.chdir(tmp_path)
+    Path("binary.yaml").write_bytes(b"\xff\xfe\x00")
+    assert words in invoke(*arguments, code=code).stderr
+
+
+@pytest.mark.parametrize(("device", "code", "words"), [
+    ("potato", 2, "--device potato: no such kind of device"), ("cuda:99", 3, "--device cuda:99"),
+])  # fmt: skip
+def test_a_device_that_is_not_there_is_told_before_anything_is_done(invoke, tiny, device, code, words):
+    assert words in invoke("sweep-k", *tiny, "--device", device, code=code).stderr
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(("error", "code", "words"), [
+    (AttnbenchError("it broke"), 1, "error: it broke"),
+    (SpecError("a spec"), 2, "error: a spec"),
+    (MissingExtraError("no package"), 3, "error: no package"),
+    (DataError("no data"), 4, "error: no data"),
+    (KeyboardInterrupt(), 130, "interrupted; run the same command again to go on"),
+    (OSError(errno.ENOSPC, "No space left on device", "runs/x"), 1, "error: runs/x: No space left on device"),
+    (PermissionError(errno.EACCES, "Permission denied", "runs"), 1, "error: runs: Permission denied"),
+])  # fmt: skip
+def test_exit_codes(invoke, monkeypatch, tiny, error, code, words):
+    def raise_it(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("attnbench.cli.common.conduct", raise_it)
+    result = invoke("train", *tiny, "--cell", "budget-1", code=code)
+    assert result.stderr.strip() == words
+    assert result.stdout == ""
+
+
+def test_a_fault_of_ours_is_not_hidden(invoke, monkeypatch, tiny):
+    def raise_it(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("attnbench.cli.common.conduct", raise_it)
+    with pytest.raises(ZeroDivisionError):
+        invoke("train", *tiny, "--cell", "budget-1")
+
+
+def test_the_signature_of_a_command_survives_the_guard():
+    guard = module.guarded(module.train.train)
+    assert guard.__doc__ == module.train.train.__doc__
+    assert guard.__name__ == "train"
+
+
+@pytest.mark.parametrize(("flag", "shown"), [([], True), (["--quiet"], False), (["--verbose"], True)])
+def test_quiet_and_verbose(invoke, tiny, flag, shown):
+    result = invoke(*flag, "train", *tiny, "--cell", "budget-1")
+    assert ("evaluating" in result.stderr) == shown
+    assert result.stdout
+
+
+def test_no_colour_off_a_terminal(invoke, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b" not in invoke("--no-color", "list", "mechanisms").stdout
+    assert os.environ.pop("NO_COLOR") == "1"
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    process = start("list", "mechanisms", "--json")
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    process.wait()
+
+
+def test_an_interrupt_keeps_what_was_reached(tiny, tmp_path):
+    """Ctrl-C in the middle of a training: 130, one line, no traceback; the same command goes on from the checkpoint."""
+    slow = ["--cell", "budget-1", *map(str, tiny), "--set", "train.max_steps=100000"]
+    process = start("train", *slow, cwd=tmp_path)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("runs/demo/cells/*/checkpoints/step-*")):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.strip().endswith("interrupted; run the same command again to go on")
+    assert "Traceback" not in err
+    assert out == ""
+    (cell,) = tmp_path.glob("runs/demo/cells/*")
+    assert not (cell / "error.txt").exists()
+    assert not (cell / "lock").exists()
+    assert list(cell.glob("checkpoints/step-*"))
