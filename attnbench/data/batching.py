@@ -36,10 +36,6 @@ class Ids(NamedTuple):
     wide_tokens: int
     widest: int
 
-    def release(self) -> None:
-        self.source.release()
-        self.target.release()
-
 
 class Pool:
     """Some pairs, copied out of the files: line numbers `index`, and the ids of each side."""
@@ -47,8 +43,7 @@ class Pool:
     def __init__(self, ids: Ids, index: Ints) -> None:
         self.index = index
         self._sides = [side.gather(index) for side in (ids.source, ids.target)]
-        ids.release()
-        self.source_lengths, self.target_lengths = (np.diff(starts) + 1 for _, starts in self._sides)
+        self.source_lengths, self.target_lengths = (side.lengths + 1 for side in self._sides)
 
     @property
     def widths(self) -> Ints:
@@ -65,9 +60,8 @@ class Pool:
 
     def _padded(self, side: int, rows: Ints, *, front: bool) -> tuple[Tensor, Tensor]:
         """Ids with BOS in front or EOS behind, padded."""
-        flat, starts = self._sides[side]
-        first, end = starts[rows], starts[rows + 1]
-        lengths = end - first
+        flat, starts, sizes = self._sides[side]
+        first, lengths = starts[rows], sizes[rows]
         place = np.arange(lengths.max() + 1)[None]
         valid = place <= lengths[:, None]
         out = np.full(valid.shape, PAD, np.int64)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 _OFFSET = np.dtype("<u8")
 _BUFFER = 1 << 16
 _BLOCK = 1 << 12
+_VISIT = 256
+"""Rows read before pages are given back; the system maps up to 64 kB around each."""
 
 
 class _Offsets:
@@ -155,6 +157,14 @@ class TextLines(Sequence[str]):
         self._offsets.release()
 
 
+class Gathered(NamedTuple):
+    """Some rows: row i is ids[first[i] : first[i] + lengths[i]]."""
+
+    ids: NDArray[np.int64]
+    first: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+
 class IdLists:
     """The rows of an `IdsWriter`."""
 
@@ -169,18 +179,28 @@ class IdLists:
         first, end = self._offsets.array[index : index + 2]
         return self._ids.array[int(first) : int(end)].astype(np.int64)
 
-    def lengths(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Length of each of the named rows."""
-        offsets = self._offsets.array
-        return (offsets[index + 1] - offsets[index]).astype(np.int64)
+    def gather(self, index: NDArray[np.int64]) -> Gathered:
+        """The named rows, copied out of the file.
 
-    def gather(self, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The named rows one after another, and the offsets (one more than rows) at which each begins."""
-        lengths = self.lengths(index)
-        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        shift = self._offsets.array[index].astype(np.int64) - starts[:-1]
-        where = np.arange(starts[-1]) + np.repeat(shift, lengths)
-        return self._ids.array[where].astype(np.int64), starts
+        They are visited in the file's order, and pages are given back on the way: a few rows from all over a large file
+        would otherwise hold most of it.
+        """
+        order = np.argsort(index, kind="stable")
+        first, lengths = np.empty_like(index), np.empty_like(index)
+        parts: list[NDArray[np.int64]] = []
+        total = 0
+        for start in range(0, len(order), _VISIT):
+            places = order[start : start + _VISIT]
+            offsets = self._offsets.array
+            begins = offsets[index[places]].astype(np.int64)
+            lengths[places] = offsets[index[places] + 1].astype(np.int64) - begins
+            ends = np.cumsum(lengths[places])
+            first[places] = total + ends - lengths[places]
+            where = np.arange(ends[-1]) + np.repeat(begins - (ends - lengths[places]), lengths[places])
+            parts.append(self._ids.array[where].astype(np.int64))
+            total += int(ends[-1])
+            self.release()
+        return Gathered(np.concatenate(parts) if parts else np.empty(0, np.int64), first, lengths)
 
     def release(self) -> None:
         """Give the pages read so far back to the system; they are read again when needed."""

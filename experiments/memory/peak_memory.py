@@ -108,7 +108,7 @@ def main() -> None:
     if given.step:
         begun = time.perf_counter()
         facts = STEPS[given.step](given.folder, given.pairs[0], given.tokenizer)
-        facts |= {"seconds": time.perf_counter() - begun, "peak": _megabytes()}
+        facts |= {"seconds": time.perf_counter() - begun, "cpu": time.process_time(), "peak": _megabytes()}
         sys.stdout.write(json.dumps(facts))
         return
     rows = []
@@ -131,12 +131,13 @@ def _report(rows: list[tuple[str, int, dict[str, float]]], tokenizer: str) -> No
         f"Made by `peak_memory.py --tokenizer {tokenizer}` with Python {platform.python_version()}, "
         f"{os.cpu_count()} cores; batches of {TOKENS:,} tokens, one epoch.",
         "",
-        "| step | pairs | peak memory, MB | of it after imports, MB | seconds | prepared, MB on disk |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| step | pairs | peak memory, MB | of it after imports, MB | CPU seconds | seconds | prepared, MB on disk |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for step, pairs, facts in sorted(rows, key=lambda row: (row[0] != "prepare", row[1])):
         disk = f"{facts['disk']:,.0f}" if "disk" in facts else ""
-        cells = [step, f"{pairs:,}", f"{facts['peak']:.0f}", f"{facts['imports']:.0f}", f"{facts['seconds']:.0f}", disk]
+        numbers = [f"{facts[name]:.0f}" for name in ("peak", "imports", "cpu", "seconds")]
+        cells = [step, f"{pairs:,}", *numbers, disk]
         lines.append(f"| {' | '.join(cells)} |")
     sys.stdout.write("\n".join(lines) + "\n")
 

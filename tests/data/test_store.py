@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -45,10 +44,18 @@ def test_ids_are_gathered_in_any_order(tmp_path: Path, rows: list[list[int]], da
     read = IdLists(tmp_path / "a.ids", 100_000)
     assert [read[i].tolist() for i in range(len(read))] == rows
     index = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=10)), np.int64)
-    flat, starts = read.gather(index)
-    assert [flat[a:b].tolist() for a, b in itertools.pairwise(starts)] == [rows[i] for i in index]
-    read.release()
-    assert read.lengths(index).tolist() == [len(rows[i]) for i in index]
+    ids, first, lengths = read.gather(index)
+    assert [ids[a : a + size].tolist() for a, size in zip(first, lengths, strict=True)] == [rows[i] for i in index]
+    assert len(ids) == sum(len(rows[i]) for i in index)
+
+
+def test_many_rows_are_gathered_in_visits(tmp_path: Path) -> None:
+    rows = [[number] * (number % 4) for number in range(1000)]
+    with IdsWriter(tmp_path / "a.ids", 1000) as writer:
+        writer.write(rows)
+    index = np.random.default_rng(1).permutation(1000)
+    ids, first, lengths = IdLists(tmp_path / "a.ids", 1000).gather(index)
+    assert [ids[a : a + size].tolist() for a, size in zip(first, lengths, strict=True)] == [rows[i] for i in index]
 
 
 def test_ids_take_two_bytes_up_to_65536_rows(tmp_path: Path) -> None:
