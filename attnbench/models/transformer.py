@@ -30,7 +30,7 @@ class TransformerSpec(ModelSpec):
 
     kind: Literal["transformer"] = "transformer"
     preset: Literal["tiny", "mini", "iwslt", "base", "big"] = Field(default="base", exclude=True)
-    """Sizes, spent when the spec is read: tiny 2x128, mini 3x256, iwslt 6x512 (4 heads, ffn 1024), base 6x512, big 6x1024."""
+    """Sizes, spent when the spec is read: tiny 2x128, mini 3x256, iwslt 6x512 with ffn 1024, base 6x512, big 6x1024."""
     layers: int = Field(default=6, ge=1)
     """Layers of the encoder and of the decoder."""
     decoder_layers: int | None = Field(default=None, ge=1)
