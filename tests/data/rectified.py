@@ -1,4 +1,4 @@
-"""Rectified top-k: the k best valid keys share the weight in proportion to how far they rise above the worst of them."""
+"""Rectified top-k: the k best keys share the weight in proportion to how far they rise above the worst of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rectified(
     rows, alive = prepare(scores, valid)
     best = rows.topk(min(k, rows.shape[-1])).values
     worst = best.masked_fill(best == -torch.inf, torch.inf).amin(-1, keepdim=True)  # of rows with fewer keys: the last
-    mass = (1 + rows - worst).masked_fill(rows < worst, 0.0)
+    mass = (rows - worst + 1).masked_fill(rows < worst, 0.0)
     return finish(mass / mass.sum(-1, keepdim=True).clamp(min=1), alive, scores)
 
 

@@ -71,7 +71,10 @@ TransformField = Annotated[TransformSpec, Family(lambda: transforms)]
 
 
 class Prepared(NamedTuple):
-    """scores in float32 (or float64) with -inf at every key that gets no weight; alive: the keys that may get some."""
+    """scores in float32 (or float64) with -inf at every key that gets no weight; alive: the keys that may get some.
+
+    A row with NaN or +inf at a living key holds NaN at all of them.
+    """
 
     scores: Float[Tensor, "... K"]
     alive: Bool[Tensor, "... K"]
@@ -83,6 +86,8 @@ def prepare(scores: Float[Tensor, "... K"], valid: Bool[Tensor, "..."] | None) -
     alive = wide != -torch.inf  # NaN counts as alive: it must spoil its row
     if valid is not None:
         alive = alive & valid
+    sound = (~alive | (wide < torch.inf)).all(-1, keepdim=True) | ~alive
+    wide = wide * torch.where(sound, 1.0, torch.nan)  # a product, so that the gradient of a spoilt row is NaN, too
     return Prepared(wide.masked_fill(~alive, -torch.inf), alive)
 
 
