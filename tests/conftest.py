@@ -11,8 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs in the background; children inherit it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
