@@ -151,9 +151,7 @@ class Beam:
         return ended.hypotheses(limits.eos, self.spec.n_best)
 
 
-def _grow(
-    live: _Live, logits: Float[Tensor, "n*size V"], step: int, limits: Limits
-) -> tuple[_Live, Int[Tensor, "n size"]]:
+def _grow(live: _Live, logits: Float[Tensor, "R V"], step: int, limits: Limits) -> tuple[_Live, Int[Tensor, "n size"]]:
     """The places after one more token, and the place that each came from (its own, where it is empty)."""
     n, size = live.log_prob.shape
     log_probs, ids = top_tokens(logits, size, (limits.pad, limits.bos))

@@ -63,12 +63,12 @@ class LearnedEntmax(nn.Module):
 
     def forward(
         self,
-        scores: Float[Tensor, "B H Q K"],
+        scores: Float[Tensor, "... K"],
         *,
         valid: Bool[Tensor, "..."] | None = None,
         keep: Bool[Tensor, "..."] | None = None,
         upper: Float[Tensor, "..."] | None = None,
-    ) -> Float[Tensor, "B H Q K"]:
+    ) -> Float[Tensor, "... K"]:
         """Weights of each row. Raises ValueError when dimension -3 of the scores is not the heads."""
         refuse("entmax", keep=keep, upper=upper)
         check_mask("valid", valid, scores)
