@@ -90,6 +90,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
         raise DataError(f"the data are not prepared ({at}); run `attnbench prepare` on this spec first")
     data, task = spec.task.open(at), spec.task.bind()
     model = build_model(spec).to(device)
+    task.check(model, data)
     run.environment(environment(device))
     seed_everything(derive(spec.seed, "train"))
     validator = GreedySpec().build() if spec.train.validate_bleu else None

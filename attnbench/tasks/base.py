@@ -36,6 +36,10 @@ class Metrics(NamedTuple):
 class Task(Protocol):
     """A task that is bound to its spec. Data is whatever open() returns."""
 
+    def check(self, model: Any, data: Any) -> None:
+        """Raise AttnbenchError where the data hold what the model cannot take: before training, not in its midst."""
+        ...
+
     def count(self, batch: Any) -> int:
         """Target tokens of a batch, EOS included, padding not."""
         ...

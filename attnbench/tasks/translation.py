@@ -9,8 +9,10 @@ from typing import ClassVar, Literal
 
 import torch
 
+from attnbench.core.errors import AttnbenchError
 from attnbench.data.base import BOS, EOS, PAD, Batch
 from attnbench.data.corpus import Data
+from attnbench.data.datasets.base import SPLITS
 from attnbench.data.prepare import prepare, prepared_path
 from attnbench.data.recipe import Recipe
 from attnbench.metrics.bleu import BleuKind, corpus_bleu, corpus_chrf
@@ -65,6 +67,16 @@ class Translation:
     def __init__(self, spec: TranslationSpec) -> None:
         self.spec = spec
         self.limits = Limits(bos=BOS, eos=EOS, pad=PAD)
+
+    def check(self, model: Seq2SeqModel, data: Data) -> None:
+        for split in SPLITS:
+            widest = data.split(split).ids.widest
+            if model.max_length is not None and widest > model.max_length:
+                raise AttnbenchError(
+                    f"the longest pair of the {split} split has {widest} tokens, and the model reads "
+                    f"{model.max_length}; raise model.max_length"
+                    + (", or lower task.max_length (in words)" if split == "train" else "")
+                )
 
     def count(self, batch: Batch) -> int:
         return int(batch.target_valid.sum())

@@ -183,8 +183,25 @@ def test_translate_keeps_the_order_of_lines(data, task, monkeypatch):
     assert oracle.seen == [4, 4, 2]
 
 
+def widest(data, split):
+    pairs = data.split(split)
+    return max(max(len(s.split()), len(t.split())) + 1 for s, t in zip(pairs.source, pairs.target, strict=True))
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_a_pair_longer_than_the_model_is_told_before_training(data, task, split, monkeypatch):
+    longest = widest(data, split)
+    model = build(task.spec, max_length=longest - 1)
+    monkeypatch.setattr(translation, "SPLITS", (split,))
+    mend = rf"the {split} split has {longest} tokens, and the model reads {longest - 1}; raise model.max_length"
+    with pytest.raises(AttnbenchError, match=mend) as caught:
+        task.check(model, data)
+    assert ("task.max_length" in str(caught.value)) == (split == "train")
+    task.check(build(task.spec, max_length=longest), data)
+
+
 def test_a_sentence_longer_than_the_model_names_the_mend(data, task):
-    longest = max(len(line.split()) + 1 for line in data.split("test").source)
+    longest = widest(data, "test")
     model = build(task.spec, max_length=longest - 1)
     with pytest.raises(AttnbenchError, match=rf"{longest} tokens.*model\.max_length {longest - 1}.*task\.max_length"):
         task.validate(model, data, "test", 4000)
