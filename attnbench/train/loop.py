@@ -73,6 +73,7 @@ def train(
     done = checkpoint_steps(recorder.checkpoints)
     if done:
         state = load_checkpoint(recorder.checkpoints, done[-1], model, optimizer)
+        _prune(recorder.checkpoints, state, spec)  # a kill may have come between the last checkpoint and this
     recorder.rewind(state.step)
     before = state.seconds
     ending = _ending(state, spec)

@@ -51,6 +51,11 @@ def choose_device(name: str | None) -> torch.device:
     return device
 
 
+def all_devices() -> tuple[str, ...]:
+    """The GPUs that jobs share out among themselves; none on a machine without."""
+    return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
+
+
 def keep_freed_memory() -> None:
     """Tell glibc to reuse large blocks instead of giving them back at each free.
 

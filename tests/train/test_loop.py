@@ -301,6 +301,22 @@ def test_a_kill_while_a_checkpoint_is_written(toys: Any, monkeypatch: pytest.Mon
     same(finished(cut), finished(whole))
 
 
+def test_a_kill_before_old_checkpoints_are_removed(toys: Any, monkeypatch: pytest.MonkeyPatch):
+    whole, cut = toys(name="whole"), toys(name="cut")
+    whole()
+    with monkeypatch.context() as patch:
+        patch.setattr("attnbench.train.loop.prune", lambda folder, keep: dies() if 6 in keep else None)
+
+        def dies() -> None:
+            raise Killed
+
+        with pytest.raises(Killed):
+            cut()
+    assert checkpoint_steps(cut.log.checkpoints) == [2, 4, 6]
+    cut()
+    same(finished(cut), finished(whole))
+
+
 def test_lines_past_the_checkpoint_are_cut(toys: Any):
     toy = toys(max_steps=6, validate_every=4, log_every=1)
 

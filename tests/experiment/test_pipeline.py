@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import attnbench
+from attnbench.core.errors import AttnbenchError, DataError
+from attnbench.core.files import read_jsonl
+from attnbench.experiment import environment as environment_module
+from attnbench.experiment.environment import environment, git_state
+from attnbench.experiment.pipeline import Place, build_model, content_sha256, count_parameters, run_cell
+from attnbench.experiment.run import Run
+from attnbench.report.collect import collect
+from attnbench.train.state import load_average, load_weights, weights_path
+
+
+def finish(bench: Any, experiment: Any) -> tuple[Path, dict[str, Any], list[dict[str, Any]]]:
+    """Run the first cell: its folder, its result as written, and what a listener heard."""
+    heard: list[dict[str, Any]] = []
+    cell = experiment.cells[0]
+    with Run.claim(bench.runs / experiment.name, cell) as run:
+        run_cell(cell, run, Place(bench.cache), lambda record: heard.append(dict(record)))
+    return run.folder, json.loads((run.folder / "result.json").read_text()), heard
+
+
+METRICS = """
+valid/loss valid/ppl valid/bleu valid/bleu_13a valid/chrf test/bleu test/bleu_13a test/chrf attended/encoder_self
+attended/decoder_self attended/cross entropy/encoder_self entropy/decoder_self entropy/cross train/tokens_per_s
+decode/tokens_per_s train/seconds train/steps train/tokens best/step params
+"""
+
+
+def test_a_result_says_what_tables_need(bench: Any):
+    before = datetime.now(UTC) - timedelta(seconds=1)
+    experiment = bench.experiment()
+    folder, result, _ = finish(bench, experiment)
+    cell = experiment.cells[0]
+    assert set(METRICS.split()) <= set(result["metrics"])
+    assert all(isinstance(value, (int, float)) and math.isfinite(value) for value in result["metrics"].values())
+    assert {name: result[name] for name in ("schema_version", "status", "digest", "label", "seed", "outcome")} == {
+        "schema_version": 1, "status": "done", "digest": cell.digest, "label": "budget-1", "seed": 1,
+        "outcome": "finished at step 4",
+    }  # fmt: skip
+    assert result["samples"]["attended"] == 6
+    assert set(result["signatures"]) == {
+        f"{split}/{name}" for split in ("valid", "test") for name in ("bleu", "bleu_13a", "chrf")
+    }
+    assert result["metrics"]["attended/cross"] == pytest.approx(1.0)  # the budget
+    assert result["metrics"]["train/steps"] == 4
+    assert result["metrics"]["params"] == count_parameters(cell.spec)
+    assert before <= datetime.fromisoformat(result["finished"]) <= datetime.now(UTC)
+    assert result["total_seconds"] >= result["metrics"]["train/seconds"]
+    assert set(result["data"]) == {"folder", "digest", "content_sha256"}
+    assert {path.name for path in folder.iterdir()} == {
+        "spec.yaml", "env.json", "metrics.jsonl", "checkpoints", "hyps", "result.json",
+    }  # fmt: skip
+    assert {"valid.txt", "valid.ref.txt", "test.txt", "test.ref.txt"} <= {
+        path.name for path in (folder / "hyps").iterdir()
+    }
+    for path in folder.rglob("*.json*"):
+        assert str(bench.folder) not in path.read_text()
+        assert str(bench.cache) not in path.read_text()
+
+
+def test_a_listener_hears_every_line_of_the_log(bench: Any):
+    folder, _, heard = finish(bench, bench.experiment())
+    lines = read_jsonl(folder / "metrics.jsonl")
+    assert [record for record in heard if "event" not in record] == lines
+    assert [record["event"] for record in heard if "event" in record] == ["finished at step 4; evaluating step 4"]
+
+
+def test_the_same_cell_gives_the_same_numbers(bench: Any):
+    one, two = bench.experiment({"name": "one"}), bench.experiment({"name": "two"})
+    (_, first, _), (folder, second, _) = finish(bench, one), finish(bench, two)
+    timed = {"train/tokens_per_s", "decode/tokens_per_s", "train/seconds"}
+
+    def untimed(result: dict[str, Any]) -> dict[str, float]:
+        return {name: value for name, value in result["metrics"].items() if name not in timed and "decode" not in name}
+
+    assert untimed(first) == untimed(second)
+    a, b = build_model(one.cells[0].spec), build_model(two.cells[0].spec)
+    load_weights(a, weights_path(bench.runs / "one" / "cells" / one.cells[0].folder / "checkpoints", 4))
+    load_weights(b, weights_path(folder / "checkpoints", 4))
+    assert all(torch.equal(a.state_dict()[name], tensor) for name, tensor in b.state_dict().items())
+
+
+def test_seeds_differ_and_budgets_share_their_start(bench: Any):
+    experiment = bench.experiment({"grid": {"seeds": [1, 2], "axes": {"model.attention.default.budget": [1, "inf"]}}})
+    states = [build_model(cell.spec).state_dict() for cell in experiment.cells]
+    assert all(torch.equal(states[0][name], states[2][name]) for name in states[0])
+    assert not all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_the_mean_of_the_last_checkpoints_is_evaluated(bench: Any, monkeypatch: pytest.MonkeyPatch):
+    experiment = bench.experiment({"train": {"average": 2, "validate_every": 1}})
+    seen: dict[str, Any] = {}
+    evaluate = run_cell.__globals__["evaluate"]
+
+    def spy(task: Any, model: Any, *rest: Any) -> Any:
+        seen.update({name: tensor.clone() for name, tensor in model.state_dict().items()})
+        assert not model.training
+        return evaluate(task, model, *rest)
+
+    monkeypatch.setitem(run_cell.__globals__, "evaluate", spy)
+    folder, result, heard = finish(bench, experiment)
+    assert result["weights"] == [3, 4]
+    assert heard[-1]["event"].endswith("the mean of 2 checkpoints up to step 4")
+    mean = build_model(experiment.cells[0].spec)
+    load_average(mean, folder / "checkpoints", [3, 4])
+    assert all(torch.equal(seen[name], tensor) for name, tensor in mean.state_dict().items())
+
+
+def test_a_divergence_after_a_checkpoint_is_scored_by_its_best(bench: Any, monkeypatch: pytest.MonkeyPatch):
+    from attnbench.tasks.translation import Translation
+
+    loss, calls = Translation.loss, 0
+
+    def breaking(self: Any, model: Any, batch: Any, smoothing: float) -> Any:
+        nonlocal calls
+        found = loss(self, model, batch, smoothing)
+        if model.training:
+            calls += 1
+            if calls >= 4:
+                return found._replace(total=found.total * math.nan)
+        return found
+
+    monkeypatch.setattr(Translation, "loss", breaking)
+    _, result, _ = finish(bench, bench.experiment({"train": {"average": 2}}))
+    assert result["status"] == "done"
+    assert result["outcome"].startswith("diverged at step 4: ")
+    assert (result["weights"], result["metrics"]["train/steps"]) == ([2], 3)
+
+
+def test_absent_data_are_told(bench: Any, tmp_path: Path):
+    cell = bench.experiment().cells[0]
+    with Run.claim(bench.runs, cell) as run, pytest.raises(DataError, match=r"not prepared.*attnbench prepare"):
+        run_cell(cell, run, Place(tmp_path / "empty"), lambda _: None)
+
+
+def test_a_best_checkpoint_that_is_gone_is_told(bench: Any):
+    experiment = bench.experiment({"train": {"validate_every": 1, "schedule": {"kind": "constant", "lr": 30.0}}})
+    folder, result, _ = finish(bench, experiment)
+    best = result["metrics"]["best/step"]
+    assert best < 4  # such a rate only does harm
+    shutil.rmtree(folder / "checkpoints" / f"step-{best}")
+    with pytest.raises(AttnbenchError, match=f"the best checkpoint, step {best}, is gone; run the cell with --fresh"):
+        finish(bench, experiment)
+
+
+def test_parameters_are_counted_without_making_them(bench: Any):
+    spec = bench.experiment().cells[0].spec
+    assert count_parameters(spec) == sum(parameter.numel() for parameter in build_model(spec).parameters())
+    big = bench.experiment({}, "model.width=65536", "model.layers=8").cells[0].spec
+    assert count_parameters(big) > 10**11
+
+
+def test_equal_splits_have_one_hash_whatever_prepared_them(tmp_path: Path, bench: Any):
+    at = bench.experiment().cells[0].spec.task.data_path(bench.cache)
+    manifest = json.loads((at / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "tools": {}, "sources": [], "downloads": ["x"]}))
+    assert content_sha256(tmp_path) == content_sha256(at)
+    for name in ("test.tgt.raw", "train.src.ids", "valid.tgt.txt"):
+        files = {**manifest["files"], name: {"bytes": 1, "sha256": "0" * 64}}
+        (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "files": files}))
+        assert content_sha256(tmp_path) != content_sha256(at)
+
+
+def test_reports_read_what_runs_write(bench: Any):
+    experiment = bench.experiment()
+    bench.run(experiment)
+    cells = collect(bench.runs / "tiny").cells
+    assert [cell.status for cell in cells] == ["done", "done"]
+    assert [cell.label for cell in cells] == ["budget-1", "budget-inf"]
+    assert cells[0].finished
+    assert cells[0].data["content_sha256"] == cells[1].data["content_sha256"]
+
+
+def test_the_environment_names_versions_and_no_place():
+    found = environment(torch.device("cpu"))
+    assert found["attnbench"] == attnbench.__version__
+    assert found["packages"]["torch"] == torch.__version__.split("+")[0] or torch.__version__
+    assert found["device"] == "cpu"
+    assert str(Path.home()) not in json.dumps(found)
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+    subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
+
+
+def test_a_checkout_with_changes_is_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    package = tmp_path / "repository" / "attnbench"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    monkeypatch.setattr(environment_module.attnbench, "__file__", str(package / "__init__.py"))
+    assert git_state() == ("", False)
+    git(package.parent, "init", "-q")
+    git(package.parent, "add", ".")
+    git(package.parent, "commit", "-qm", "x")
+    commit, dirty = git_state()
+    assert (len(commit), dirty) == (40, False)
+    (package.parent / "notes.txt").write_text("beside the package")
+    assert git_state() == (commit, False)
+    (package / "__init__.py").write_text("changed = True\n")
+    assert git_state() == (commit, True)
+
+
+def test_a_package_below_another_checkout_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    git(tmp_path, "init", "-q")
+    package = tmp_path / "lib" / "site-packages" / "attnbench"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(environment_module.attnbench, "__file__", str(package / "__init__.py"))
+    assert git_state() == ("", False)

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from attnbench.cli import common
+from attnbench.core.errors import DataError, SpecError
+from attnbench.experiment import executor
+from attnbench.experiment.executor import Outcome
+from attnbench.experiment.grid import Cell
+from attnbench.experiment.run import Run, is_done
+from attnbench.experiment.session import dry_run, prepare_named, run_grid
+from attnbench.report.collect import collect
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
+    """The cells that were run, each finished at once; cells of seed 13 fail."""
+    seen: list[Cell] = []
+
+    def run_cell(cell: Cell, run: Run, place: Any, listen: Any) -> None:
+        seen.append(cell)
+        if cell.seed == 13:
+            raise RuntimeError("bad luck")
+        run.finish({"digest": cell.digest, "metrics": {"test/bleu": 1.0}})
+
+    monkeypatch.setattr(executor, "run_cell", run_cell)
+    return seen
+
+
+SEEDS = {"grid": {"seeds": [12, 13, 14], "axes": {"model.attention.default.budget": [1]}}}
+
+
+def test_two_processes_give_the_numbers_of_one(bench: Any):
+    alone, together = bench.experiment({"name": "alone"}), bench.experiment({"name": "together"})
+    assert [outcome.error for outcome in bench.run(alone)] == [None, None]
+    # what is done in one experiment is not run again for another, so the second one is told to start afresh
+    outcomes = bench.run(together, jobs=2, fresh=True)
+    assert sorted(outcome.cell.label for outcome in outcomes) == ["budget-1", "budget-inf"]
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    for index in range(2):
+        weights = "checkpoints/step-4/model.safetensors"
+        one, two = bench.cell(alone, index), bench.cell(together, index)
+        assert (one / weights).read_bytes() == (two / weights).read_bytes()
+        assert (one / "hyps" / "test.txt").read_bytes() == (two / "hyps" / "test.txt").read_bytes()
+
+
+def test_finished_cells_are_skipped_and_deleted_results_made_again(bench: Any, ran: list[Cell]):
+    experiment = bench.experiment()
+    assert len(bench.run(experiment)) == 2
+    assert bench.run(experiment) == []
+    (bench.cell(experiment, 1) / "result.json").unlink()
+    assert [outcome.cell.label for outcome in bench.run(experiment)] == ["budget-inf"]
+    assert [cell.label for cell in ran] == ["budget-1", "budget-inf", "budget-inf"]
+    assert len(bench.run(experiment, fresh=True)) == 2
+
+
+def test_a_failed_cell_is_shown_and_the_others_go_on(bench: Any, ran: list[Cell]):
+    experiment = bench.experiment(SEEDS)
+    assert [outcome.error for outcome in bench.run(experiment)] == [None, "RuntimeError: bad luck", None]
+    assert [cell.status for cell in collect(bench.runs / "tiny").cells] == ["done", "failed", "done"]
+    assert [outcome.cell.seed for outcome in bench.run(experiment)] == [13]
+
+
+def test_results_committed_beside_the_spec_are_done(bench: Any, ran: list[Cell]):
+    experiment = bench.experiment()
+    first = experiment.cells[0]
+    committed = bench.folder / "results" / "tiny" / "cells" / first.folder
+    committed.mkdir(parents=True)
+    (committed / "result.json").write_text(json.dumps({"digest": first.digest, "metrics": {}}))
+    assert [outcome.cell.label for outcome in bench.run(experiment)] == ["budget-inf"]
+    assert is_done(bench.runs / "tiny", first)
+    assert [cell.status for cell in collect(bench.runs / "tiny").cells] == ["done", "done"]
+
+
+def test_the_same_run_in_another_experiment_is_done(bench: Any, ran: list[Cell]):
+    bench.run(bench.experiment({"name": "one"}))
+    other = bench.experiment({"name": "deep/two", "grid": {"axes": {"model.attention.default.budget": [2, 1]}}})
+    assert [outcome.cell.label for outcome in bench.run(other)] == ["budget-2"]
+
+
+def test_one_run_under_two_labels_is_made_once(bench: Any, ran: list[Cell]):
+    entries = [{"label": "a", "clip": 1.0}, {"label": "b", "clip": 1.0}, {"label": "c", "clip": 2.0}]
+    experiment = bench.experiment({
+        "grid": {"axes": {"train": entries, "model.attention.default.budget": [2]}},
+    })  # fmt: skip
+    assert [outcome.cell.label for outcome in bench.run(experiment)] == ["a budget-2", "b budget-2", "c budget-2"]
+    assert [cell.label for cell in ran] == ["a budget-2", "c budget-2"]
+    assert all(is_done(bench.runs / "tiny", cell) for cell in experiment.cells)
+    assert bench.run(experiment) == []
+
+
+def test_a_failure_counts_for_every_label(bench: Any, ran: list[Cell]):
+    entries = [{"label": "a", "clip": 1.0}, {"label": "b", "clip": 1.0}]
+    grid = {"seeds": [13], "axes": {"train": entries, "model.attention.default.budget": [2]}}
+    assert [outcome.error for outcome in bench.run(bench.experiment({"grid": grid}))] == ["RuntimeError: bad luck"] * 2
+    assert len(ran) == 1
+
+
+def test_data_that_cannot_be_had_stop_the_grid_before_it_begins(bench: Any, tmp_path: Path, ran: list[Cell]):
+    experiment = bench.experiment({}, "task={kind: translation, dataset: iwslt15-en-vi}")
+    settings = common.settings(bench.runs, offline=True)
+    object.__setattr__(settings, "cache", tmp_path / "empty")
+    with pytest.raises(DataError):
+        list(run_grid(experiment, settings, "x"))
+    assert ran == []
+    assert not bench.runs.exists()
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_dry_run_writes_nothing(
+    bench: Any, snapshot: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], prepared: bool, as_json: bool
+):
+    if not prepared:
+        bench.cache = tmp_path / "no cache"
+    experiment = bench.experiment({"table": {"rows": "budget"}})
+    folders = [folder for folder in (bench.folder, bench.cache) if folder.exists()]
+    before = snapshot(*folders)
+    common.conduct(experiment, bench.settings(), dry=True, as_json=as_json)
+    assert snapshot(*folders) == before
+    assert not bench.runs.exists()
+    assert bench.cache.exists() == prepared
+    out = capsys.readouterr().out
+    plan = json.loads(out) if as_json else dry_run(experiment, bench.settings())
+    assert [cell["data_ready"] for cell in plan["cells"]] == [prepared, prepared]
+    assert [cell["done"] for cell in plan["cells"]] == [False, False]
+    assert plan["cells"][0]["parameters"] > 1000
+    assert plan["spec"]["model"]["width"] == 16
+    assert plan["folder"] == str(bench.runs / "tiny")
+    assert experiment.cells[0].digest[:8] in out
+
+
+def test_a_dry_run_knows_what_is_done(bench: Any, ran: list[Cell]):
+    experiment = bench.experiment(SEEDS)
+    bench.run(experiment)
+    assert [cell["done"] for cell in dry_run(experiment, bench.settings())["cells"]] == [True, False, True]
+
+
+def test_a_command_ends_with_1_when_a_cell_failed(bench: Any, ran: list[Cell], capsys: pytest.CaptureFixture[str]):
+    experiment = bench.experiment(SEEDS)
+    with pytest.raises(typer.Exit) as caught:
+        common.conduct(experiment, bench.settings(), dry=False, as_json=True)
+    assert caught.value.exit_code == 1
+    assert json.loads(capsys.readouterr().out)["results"]
+    assert (bench.runs / "tiny" / "results.json").is_file()
+
+
+def test_a_table_that_cannot_be_made_does_not_end_the_grid(
+    bench: Any, ran: list[Cell], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    import attnbench.report.table as table
+
+    write, calls = table.write_results, 0
+
+    def failing(root: Path) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls <= 2:
+            raise ValueError("a fault in the table")
+        return write(root)
+
+    monkeypatch.setattr(table, "write_results", failing)
+    logging.getLogger("attnbench").propagate = True
+    experiment = bench.experiment()
+    common.conduct(experiment, bench.settings(), dry=False, as_json=True)
+    assert len(ran) == 2
+    assert "a fault in the table" in caplog.text
+    assert (bench.runs / "tiny" / "results.json").is_file()
+
+
+def test_a_corpus_is_prepared_by_its_name_or_a_spec(bench: Any):
+    (by_spec,) = prepare_named(str(bench.spec()), [], bench.settings())
+    assert by_spec["splits"]["train"]["pairs"] == 60
+    (by_name,) = prepare_named("demo", ["pairs=60", "held_out=6"], bench.settings())
+    assert by_name["path"] == by_spec["path"]
+    with pytest.raises(SpecError, match="unknown dataset 'dem'; did you mean 'demo'"):
+        prepare_named("dem", [], bench.settings())
+
+
+def test_outcomes_come_as_cells_end(bench: Any, ran: list[Cell]):
+    outcomes = run_grid(bench.experiment(), bench.settings(), "x")
+    first = next(outcomes)
+    assert isinstance(first, Outcome)
+    assert len(ran) == 1
+    assert len(list(outcomes)) == 1
