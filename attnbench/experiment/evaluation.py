@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from attnbench.core.errors import DataError, SpecError
 from attnbench.core.spec import spec_error, unknown
 from attnbench.data.corpus import Data
 from attnbench.experiment.grid import override_document, read_document
-from attnbench.experiment.pipeline import EVAL_TOKENS, build_model
+from attnbench.experiment.pipeline import EVAL_TOKENS, build_model, require_same_data
 from attnbench.experiment.spec import CellSpec
 from attnbench.tasks.base import Metrics, Task
 from attnbench.train.runtime import choose_device, keep_freed_memory, use_onednn_float32
@@ -52,6 +53,7 @@ def load_trained(
     at = spec.task.data_path(cache)
     if not (at / "manifest.json").is_file():
         raise DataError(f"the data are not prepared ({at}); run `attnbench prepare {folder / 'spec.yaml'}`")
+    require_same_data(folder, at)
     keep_freed_memory()
     use_onednn_float32()
     model = build_model(spec).to(choose_device(device))
@@ -74,13 +76,20 @@ def _load(model: torch.nn.Module, checkpoints: Path, spec: CellSpec, step: int |
             raise SpecError(f"--step {step}: {unknown('checkpoint', str(step), [str(each) for each in steps])}")
         load_weights(model, weights_path(checkpoints, step))
         return [step]
-    chosen = steps[-spec.train.average :]
-    if spec.train.average > 1:
+    chosen = _evaluated(checkpoints.parent / "result.json") or steps[-spec.train.average :]
+    if not set(chosen) <= set(steps):
+        raise DataError(f"{checkpoints}: what was evaluated, {chosen}, is gone; choose a checkpoint with --step")
+    if len(chosen) > 1:
         load_average(model, checkpoints, chosen)
         return chosen
-    best = _best(checkpoints, steps[-1])
+    best = chosen[0] if (checkpoints.parent / "result.json").exists() else _best(checkpoints, steps[-1])
     load_weights(model, weights_path(checkpoints, best if best in steps else steps[-1]))
     return [best]
+
+
+def _evaluated(result: Path) -> list[int]:
+    """The steps whose weights a finished cell was scored with; none while it is not finished."""
+    return json.loads(result.read_text(encoding="utf-8")).get("weights", []) if result.exists() else []
 
 
 def _best(checkpoints: Path, newest: int) -> int:

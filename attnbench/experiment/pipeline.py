@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from attnbench.core.errors import AttnbenchError, DataError
-from attnbench.core.files import read_jsonl
+from attnbench.core.files import read_jsonl, write_json
 from attnbench.core.seeding import derive, seed_everything
 from attnbench.experiment.environment import environment
 from attnbench.experiment.grid import Cell
@@ -26,7 +26,7 @@ from attnbench.tasks.base import Metrics
 from attnbench.train.loop import Outcome, train
 from attnbench.train.runtime import Runtime, choose_device, keep_freed_memory, use_onednn_float32, use_threads
 from attnbench.train.spec import TrainSpec
-from attnbench.train.state import checkpoint_steps, load_average, load_weights, weights_path
+from attnbench.train.state import TrainState, checkpoint_steps, load_average, load_weights, weights_path
 
 EVAL_TOKENS = 4096
 """Padded tokens a side of an evaluation batch."""
@@ -89,6 +89,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     if not (at / "manifest.json").is_file():
         raise DataError(f"the data are not prepared ({at}); run `attnbench prepare` on this spec first")
     data, task = spec.task.open(at), spec.task.bind()
+    require_same_data(run.folder, at)
     model = build_model(spec).to(device)
     task.check(model, data)
     run.environment(environment(device))
@@ -158,7 +159,7 @@ def _result(
         prefix = "" if split == "attention" else f"{split}/"
         metrics |= {prefix + name: value for name, value in part.values.items() if math.isfinite(value)}
         signatures |= {prefix + name: text for name, text in part.signatures.items()}
-        samples |= {prefix + name: count for name, count in part.samples.items()}
+        samples |= {split if name == "sentences" else prefix + name: count for name, count in part.samples.items()}
     state = outcome.state
     if "test/decode_tokens_per_s" in metrics:
         metrics["decode/tokens_per_s"] = metrics.pop("test/decode_tokens_per_s")
@@ -166,7 +167,7 @@ def _result(
         "train/steps": state.step,
         "train/tokens": state.tokens,
         "train/seconds": state.seconds,
-        "train/tokens_per_s": _median_speed(run),
+        "train/tokens_per_s": _median_speed(run, state),
         "best/step": state.best_step,
     }
     environment_ = _environment(run)
@@ -192,6 +193,15 @@ def _result(
     }
 
 
+def require_same_data(folder: Path, data: Path) -> None:
+    """Note beside the checkpoints what they are trained on; raise AttnbenchError if that has changed since."""
+    note, content = folder / "checkpoints" / "data.json", content_sha256(data)
+    if not note.exists():
+        write_json(note, {"content_sha256": content})
+    elif json.loads(note.read_text(encoding="utf-8")).get("content_sha256") != content:
+        raise AttnbenchError(f"{folder}: the prepared data have changed since this cell began; run it with --fresh")
+
+
 def content_sha256(data: Path) -> str:
     """One hash of what the splits hold: equal wherever they were prepared, whatever with."""
     files = json.loads((data / "manifest.json").read_text(encoding="utf-8")).get("files", {})
@@ -203,8 +213,8 @@ def _environment(run: Run) -> dict[str, Any]:
     return json.loads((run.folder / "env.json").read_text(encoding="utf-8"))
 
 
-def _median_speed(run: Run) -> float:
-    """Median over the log's windows: a pause of the machine spoils one window, not the figure."""
+def _median_speed(run: Run, state: TrainState) -> float:
+    """Median over the log's windows, so that a pause of the machine spoils one of them; without any, the mean."""
     lines = read_jsonl(run.folder / "metrics.jsonl")
     speeds = sorted(line["train/tokens_per_s"] for line in lines if "train/tokens_per_s" in line)
-    return speeds[len(speeds) // 2] if speeds else 0.0
+    return speeds[len(speeds) // 2] if speeds else state.tokens / max(state.seconds, 1e-9)

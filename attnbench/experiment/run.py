@@ -98,15 +98,16 @@ def is_done(root: Path, cell: Cell) -> bool:
     return (root / "cells" / cell.folder / "result.json").is_file()
 
 
-def adopt(root: Path, cell: Cell, elsewhere: Iterable[Path]) -> Path | None:
+def adopt(root: Path, cell: Cell, elsewhere: Iterable[Path], content: str | None = None) -> Path | None:
     """Copy the finished cell of the same digest from one of the folders `elsewhere`, checkpoints aside.
 
+    content: hash of the data prepared here; a cell made from other data is not the same run. None: not known.
     Returns where it was found, None if nowhere: the same run need not be made twice for two tables.
     """
     target = root / "cells" / cell.folder
     for place in elsewhere:
         for result in sorted(place.glob(f"**/cells/*-{cell.digest[:8]}/result.json")):
-            if result.parent != target and _belongs(result, cell):
+            if result.parent != target and _belongs(result, cell, content):
                 try:
                     with locked(target / "lock"):
                         _copy(result.parent, target)
@@ -129,9 +130,11 @@ def _copy(source: Path, target: Path) -> None:
     write_atomic(target / "result.json", (source / "result.json").read_bytes())
 
 
-def _belongs(result: Path, cell: Cell) -> bool:
+def _belongs(result: Path, cell: Cell, content: str | None) -> bool:
     try:
-        return json.loads(result.read_bytes())["digest"] == cell.digest
+        found = json.loads(result.read_bytes())
+        made_from = found.get("data", {}).get("content_sha256")
+        return found["digest"] == cell.digest and (content is None or made_from in (None, content))
     except (OSError, ValueError, KeyError, TypeError):
         return False  # damaged: no result
 

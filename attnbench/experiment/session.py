@@ -12,13 +12,15 @@ from typing import Any
 
 from rich.console import Console
 
+from attnbench.core.errors import AttnbenchError
 from attnbench.core.files import dump_yaml
 from attnbench.experiment.executor import Outcome, choose_executor
 from attnbench.experiment.grid import Cell, Document, Experiment, expand, override_document, read_document
-from attnbench.experiment.pipeline import Listener, Place, count_parameters
+from attnbench.experiment.pipeline import Listener, Place, content_sha256, count_parameters
 from attnbench.experiment.progress import Bars, plain_listener
 from attnbench.experiment.run import adopt, is_done, write_grid
 from attnbench.tasks.translation import TranslationSpec
+from attnbench.train.runtime import all_devices
 
 log = logging.getLogger("attnbench")
 
@@ -49,6 +51,7 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
     """Run every cell that is not done, here or among committed results; yields the outcome of each as it ends."""
     root = root_of(experiment, settings)
     cells = {cell.folder: cell for cell in experiment.cells}.values()
+    prepare_data([cell for cell in cells if _prepared(cell, settings)], settings)  # finds out what changed
     done = [] if settings.fresh else [cell for cell in cells if _found(root, cell, experiment, settings)]
     if done:
         log.info("%d of %d cells are done already", len(done), len(cells))
@@ -58,12 +61,12 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
             firsts.setdefault(cell.digest, cell)
     pending = list(firsts.values())
     twins = [cell for cell in cells if cell not in done and cell not in pending]
-    prepare_data(pending, settings)
+    prepare_data([cell for cell in pending if not _prepared(cell, settings)], settings)
     write_grid(root, experiment, command)
     with _listeners(settings) as listen:
         executor = choose_executor(
             root, Place(settings.cache, settings.device), jobs=min(settings.jobs, max(1, len(pending))),
-            fresh=settings.fresh, listen=listen,
+            fresh=settings.fresh, listen=listen, devices=all_devices() if settings.device is None else (),
         )  # fmt: skip
         for outcome in executor.map(pending):
             yield outcome
@@ -86,14 +89,32 @@ def _listeners(settings: Settings) -> Iterator[Callable[[Cell], Listener]]:
 
 def _found(root: Path, cell: Cell, experiment: Experiment, settings: Settings) -> bool:
     if is_done(root, cell):
+        made_from, present = _made_from(root / "cells" / cell.folder), _content(cell, settings)
+        if made_from and present and made_from != present:
+            raise AttnbenchError(
+                f"{root / 'cells' / cell.folder}: this result was made from other data than are prepared now; "
+                "run with --fresh, or under another name"
+            )
         return True
     elsewhere = [settings.runs]
     if experiment.document.path is not None:
         elsewhere.insert(0, experiment.document.path.parent / "results")
-    origin = adopt(root, cell, [place for place in elsewhere if place.is_dir()])
+    origin = adopt(root, cell, [place for place in elsewhere if place.is_dir()], _content(cell, settings))
     if origin is not None:
         log.info("[%s, seed %d] taken from %s", cell.label, cell.seed, origin)
     return origin is not None
+
+
+def _prepared(cell: Cell, settings: Settings) -> bool:
+    return (cell.spec.task.data_path(settings.cache) / "manifest.json").is_file()
+
+
+def _content(cell: Cell, settings: Settings) -> str | None:
+    return content_sha256(cell.spec.task.data_path(settings.cache)) if _prepared(cell, settings) else None
+
+
+def _made_from(folder: Path) -> str | None:
+    return json.loads((folder / "result.json").read_text(encoding="utf-8")).get("data", {}).get("content_sha256")
 
 
 def prepare_data(cells: Sequence[Cell], settings: Settings) -> None:

@@ -18,6 +18,7 @@ def paired_bootstrap(
     samples: int = 1000,
     seed: int = 12345,
     *,
+    blocks: int = 1,
     compound_split: bool = False,
 ) -> float:
     """p value of the difference in BLEU of two systems on the same lines, two-sided (Koehn 2004, as sacrebleu does it).
@@ -26,10 +27,16 @@ def paired_bootstrap(
     difference is above its mean over draws by more than the difference seen, the latter counted in:
     small where the two differ for sure. Systems of equal BLEU get 1. A function of its arguments alone.
 
-    Raises ValueError for an unknown kind, no lines, no samples, or sides of unequal length.
+    blocks: the lines are the same test set that many times over (the outputs of several seeds, end to end); a sentence
+    is drawn with all its outputs, for they are no independent evidence.
+
+    Raises ValueError for an unknown kind, no lines, no samples, blocks that do not divide the lines, or sides of
+    unequal length.
     """
     if samples < 1:
         raise ValueError(f"a bootstrap needs at least one sample, not {samples}")
+    if blocks < 1 or len(references) % blocks:
+        raise ValueError(f"{len(references)} lines are not {blocks} equal blocks")
     ours, refs = prepare(system, references, compound_split=compound_split)
     theirs, _ = prepare(baseline, references, compound_split=compound_split)
     smoothing = bleu_metric(kind).smooth_method
@@ -38,11 +45,11 @@ def paired_bootstrap(
     if seen == 0:  # the rule below would call two equal outputs, which no draw can part, surely different
         return 1.0
 
-    lines = len(refs)
+    lines = len(refs) // blocks
     draws = np.random.default_rng(seed).choice(lines, size=(samples, lines), replace=True)
     differences = np.empty(samples)
     for sample, draw in enumerate(draws):
-        times = np.bincount(draw, minlength=lines)
+        times = np.tile(np.bincount(draw, minlength=lines), blocks)
         first, second = (_bleu(times @ side, smoothing) for side in stats)
         differences[sample] = abs(first - second)
     above = np.count_nonzero(differences - differences.mean() > seen)

@@ -117,7 +117,7 @@ def _test(
         return None
     from attnbench.metrics.significance import paired_bootstrap
 
-    return paired_bootstrap(ours, theirs, wanted, kind, SAMPLES, compound_split=compounds)
+    return paired_bootstrap(ours, theirs, wanted, kind, SAMPLES, blocks=len(pairs), compound_split=compounds)
 
 
 def _as_scored(cell: Cell, metric: str, kind: Kind, compounds: bool) -> bool:

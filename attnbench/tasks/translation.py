@@ -134,7 +134,10 @@ class Translation:
         pairs = data.split(split)
         references = list(pairs.target)
         plain, raw = data.detokenize(lines), list(pairs.references)
-        bleu = corpus_bleu(lines, references, self.spec.bleu, compound_split=self.spec.compound_split)
+        ours, right = lines, references
+        if self.spec.compound_split and self.spec.split_hyphens:  # `a @-@ b` is a hyphen split once already
+            ours, right = ([line.replace(" @-@ ", "-") for line in side] for side in (lines, references))
+        bleu = corpus_bleu(ours, right, self.spec.bleu, compound_split=self.spec.compound_split)
         sacre = corpus_bleu(plain, raw, "13a_lc" if self.spec.lowercase else "13a")
         chrf = corpus_chrf(plain, [line.lower() for line in raw] if self.spec.lowercase else raw)
         scores = {"bleu": bleu, "bleu_13a": sacre, "chrf": chrf}

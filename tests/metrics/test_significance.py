@@ -58,3 +58,16 @@ def test_bad_input_is_named():
         paired_bootstrap(["a"], ["a", "b"], ["a"])
     with pytest.raises(ValueError, match="at least one sample"):
         paired_bootstrap(["a"], ["a"], ["a"], samples=0)
+
+
+def test_a_sentence_is_drawn_with_the_outputs_of_every_seed():
+    """The same outputs three times over are no more evidence than once."""
+    rng = random.Random(3)
+    references = [" ".join(rng.choices("abcdefgh", k=8)) for _ in range(60)]
+    ours = [line.replace("a", "b", 1) if rng.random() < 0.4 else line for line in references]
+    theirs = [line.replace("c", "d", 1) if rng.random() < 0.5 else line for line in references]
+    once = paired_bootstrap(ours, theirs, references, "tok")
+    assert paired_bootstrap(ours * 3, theirs * 3, references * 3, "tok", blocks=3) == pytest.approx(once, abs=0.01)
+    assert paired_bootstrap(ours * 3, theirs * 3, references * 3, "tok") < once
+    with pytest.raises(ValueError, match="7 equal blocks"):
+        paired_bootstrap(ours, theirs, references, "tok", blocks=7)
