@@ -108,9 +108,11 @@ def test_a_spec_file_and_another_runs_folder(invoke, tiny, tmp_path):
 
 def test_a_cell_that_fails_is_kept_and_the_exit_code_says_so(invoke, tiny):
     """A learning rate that breaks every number."""
-    result = invoke("train", *CELL, *tiny, "--set", "train.schedule={kind: inverse_sqrt, lr: 1e30, warmup: 1}", code=1)
+    broken = [*CELL, *tiny, "--set", "train.schedule={kind: inverse_sqrt, lr: 1e30, warmup: 1}"]
+    result = invoke("train", *broken, code=1)
     (cell,) = Path("runs/demo/cells").iterdir()
     assert not (cell / "result.json").exists()
     assert "diverged at step" in (cell / "error.txt").read_text()
     assert "failed: diverged at step" in result.stderr
     assert "failed" in result.stdout
+    assert json.loads(invoke("train", *broken, "--json", code=1).stdout)["name"] == "demo"

@@ -49,7 +49,7 @@ def test_a_result_says_what_tables_need(bench: Any):
         "schema_version": 1, "status": "done", "digest": cell.digest, "label": "budget-1", "seed": 1,
         "outcome": "finished at step 4",
     }  # fmt: skip
-    assert result["samples"]["attended"] == 6
+    assert result["samples"] == {"valid": 6, "test": 6, "attended": 6}
     assert set(result["signatures"]) == {
         f"{split}/{name}" for split in ("valid", "test") for name in ("bleu", "bleu_13a", "chrf")
     }

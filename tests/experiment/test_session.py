@@ -16,6 +16,7 @@ from attnbench.experiment.grid import Cell
 from attnbench.experiment.run import Run, is_done
 from attnbench.experiment.session import dry_run, prepare_named, run_grid
 from attnbench.report.collect import collect
+from attnbench.report.save import save
 
 
 @pytest.fixture
@@ -66,6 +67,16 @@ def test_a_failed_cell_is_shown_and_the_others_go_on(bench: Any, ran: list[Cell]
     assert [outcome.error for outcome in bench.run(experiment)] == [None, "RuntimeError: bad luck", None]
     assert [cell.status for cell in collect(bench.runs / "tiny").cells] == ["done", "failed", "done"]
     assert [outcome.cell.seed for outcome in bench.run(experiment)] == [13]
+
+
+def test_a_saved_copy_keeps_the_reason_of_a_failure_and_not_its_traceback(bench: Any, ran: list[Cell]):
+    experiment = bench.experiment(SEEDS)
+    bench.run(experiment)
+    cell = bench.cell(experiment, 1)
+    assert (cell / "traceback.txt").is_file()
+    copy = save(bench.runs / "tiny", bench.folder / "committed") / "cells" / cell.name
+    assert (copy / "error.txt").read_text() == "RuntimeError: bad luck\n"
+    assert not (copy / "traceback.txt").exists()
 
 
 def test_results_committed_beside_the_spec_are_done(bench: Any, ran: list[Cell]):
