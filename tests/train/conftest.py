@@ -53,6 +53,9 @@ class ToyTask:
         self.before_loss = before_loss
         self.seen: list[Rows] = []
 
+    def check(self, model: Any, data: Any) -> None:
+        raise NotImplementedError
+
     def count(self, batch: Rows) -> int:
         return len(batch.y)
 
