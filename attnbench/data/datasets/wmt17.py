@@ -13,6 +13,7 @@ from attnbench.data.parts import Part
 
 _PREPROCESSED = "https://data.statmt.org/wmt17/translation-task/preprocessed"
 _HUB = "hf://datasets/wmt"
+_TRAIN, _TEST = "corpus", "newstest2016"
 
 
 class Wmt17(DatasetSpec):
@@ -29,8 +30,7 @@ class Wmt17(DatasetSpec):
         {"tokenizer": {"kind": "bpe", "vocab": 16000, "joint": True}, "normalize": True, "split_hyphens": True}
     )
     language: ClassVar[str]
-    names: ClassVar[tuple[str, str, str]] = ("corpus", "newstest2015", "newstest2016")
-    """Of the splits."""
+    development: ClassVar[str] = "newstest2015"
     on_hub: ClassVar[bool] = False
     """Whether the hub has these splits; raw text all the same."""
 
@@ -38,7 +38,7 @@ class Wmt17(DatasetSpec):
         return Languages("en", self.language)
 
     def bundles(self) -> list[list[Remote]]:
-        released = (*(f"{self.names[0]}.tc.{language}.gz" for language in self.pair()), "dev.tgz")
+        released = (*(f"{_TRAIN}.tc.{language}.gz" for language in self.pair()), "dev.tgz")
         return [[Remote(name, (f"{_PREPROCESSED}/{self.language}-en/{name}",)) for name in released]]
 
     def hub(self) -> Hub | None:
@@ -47,16 +47,19 @@ class Wmt17(DatasetSpec):
         places = ("wmt17/{}-en/train", "wmt16/{}-en/validation", "wmt16/{}-en/test")
         files = [f"{_HUB}/{place.format(self.language)}-*.parquet" for place in places]
         note = "the raw text of WMT'17, not true-cased and not cleaned; do not set its numbers beside published ones"
-        return Hub(dict(zip(self.names, files, strict=True)), note)
+        return Hub(dict(zip(self._names(), files, strict=True)), note)
 
     def sources(self, files: Finder, work: Path) -> dict[str, list[Part]]:
-        corpus = f"{self.names[0]}.{{}}{self.language}"
-        raw = files.find(corpus.format("tc.")) is None and files.find(corpus.format("")) is not None
-        stems = [name if raw else f"{name}.tc" for name in self.names]  # never one split of each kind
+        released = files.find(f"{_TRAIN}.tc.{self.language}") is not None
+        raw = not released and files.find(f"{_TRAIN}.{self.language}") is not None
+        stems = [name if raw else f"{name}.tc" for name in self._names()]  # all raw or none
         return {
             split: [Part(*self._sides(files, stem), tokenized=not raw)]
             for split, stem in zip(SPLITS, stems, strict=True)
         }
+
+    def _names(self) -> tuple[str, str, str]:
+        return _TRAIN, self.development, _TEST
 
     def _sides(self, files: Finder, stem: str) -> tuple[Path, Path]:
         source, target = (f"{stem}.{language}" for language in self.pair())
@@ -109,5 +112,5 @@ class Wmt17Tr(Wmt17):
     licence: ClassVar = "free for research (statmt.org, OPUS)"
     expected: ClassVar = MappingProxyType({"valid": 1001, "test": 3000})
     language: ClassVar = "tr"
-    names: ClassVar = ("corpus", "newsdev2016", "newstest2016")
+    development: ClassVar = "newsdev2016"
     on_hub: ClassVar = True
