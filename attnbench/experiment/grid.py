@@ -6,7 +6,7 @@ import copy
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,12 +96,13 @@ class Document:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A validated grid of cells. raw: the document it came from."""
+    """A validated grid of cells. document: what it came from. part: cells chosen from a grid, not the whole of it."""
 
     name: str
     table: TableSpec
     cells: tuple[Cell, ...]
     document: Document
+    part: bool = False
 
     @property
     def title(self) -> str:
@@ -336,4 +337,4 @@ def only(experiment: Experiment, label: str | None) -> Experiment:
     if label is not None and label not in labels:
         raise SpecError(f"--cell {label}: {unknown('cell', label, labels)}")
     cells = tuple(cell for cell in experiment.cells if label in (None, cell.label))
-    return Experiment(experiment.name, experiment.table, cells, experiment.document)
+    return replace(experiment, cells=cells, part=True)
