@@ -85,6 +85,14 @@ class Document:
         node[axis] = values
         return self.laid_over(raw, ("grid", "axes", axis), origin)
 
+    @classmethod
+    def forget_axes(cls, raw: Raw, axes: Any) -> None:
+        """Drop from `raw` the seeds of entries that its grid has no more once `axes` take the place of its own."""
+        grid = raw.get("grid")
+        if isinstance(grid, dict) and isinstance(grid.get("axes"), Mapping) and isinstance(axes, Mapping):
+            for path, values in grid["axes"].items():
+                cls._forget_seeds(grid, values, axes.get(path, []))
+
     @staticmethod
     def _forget_seeds(grid: Raw, old: Any, new: Any) -> None:
         """Drop the seeds of entries that an axis no longer has."""
@@ -142,6 +150,8 @@ def override_document(document: Document, override: str) -> Document:
     if name.startswith(_AXES):
         return document.with_axis(name.removeprefix(_AXES), value, origin)
     raw = copy.deepcopy(document.raw)
+    if name == "grid.axes":
+        document.forget_axes(raw, value)
     try:
         place(raw, name, value, merge=False)
     except ValueError as error:
@@ -264,8 +274,22 @@ def _cell(base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None, do
     try:
         spec = CellSpec.model_validate(raw)
     except ValidationError as error:
-        raise spec_error(error, document.source, lines) from None
+        fault = spec_error(error, document.source, lines)
+        raise SpecError(f"{fault}{_mend(base, picks, seed, document)}") from None
     return Cell(" ".join(labels) or "run", spec.seed, axes, spec, spec.digest())
+
+
+def _mend(base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None, document: Document) -> str:
+    """What helps a cell at the crossing of the spec's own axes with others, if those alone would do."""
+    given = [pick for pick in picks if isinstance(document.lines.get(("grid", "axes", pick[0])), str)]
+    own = [path for path, _, _ in picks if path not in {pick[0] for pick in given}]
+    if not given or not own:
+        return ""
+    try:
+        _cell(base, given, seed, document)
+    except SpecError:
+        return ""
+    return f"\nThis is a cell of the spec's own axes too ({', '.join(own)}); to leave those out: --set 'grid.axes={{}}'"
 
 
 def _label(value: Any) -> tuple[bool, str | int | float | bool | None]:
