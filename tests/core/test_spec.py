@@ -113,7 +113,7 @@ class Union(Spec):
         ("names: 3", "names: input should be a valid string (given: 3), or input should be a valid list (given: 3)"),
         ("names: [a, 3]", "names.1: input should be a valid string (given: 3)"),
         ("sizes: {str: 1, int: 1.5}", "sizes.int: input should be a valid string (given: 1.5), or input should be a"),
-        ("depth: 0.5", "depth: input should be greater than or equal to 1 (given: 0.5), or unknown choice"),
+        ("depth: 0.5", "depth: input should be greater than or equal to 1 (given: 0.5), or input should be 'deep'"),
         ("depth: dep", "depth: input should be a valid number (given: 'dep'), or unknown choice 'dep'; did you mean"),
     ],
 )
