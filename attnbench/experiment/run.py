@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from attnbench.core.files import (
 )
 from attnbench.core.lock import LockedError, locked
 from attnbench.experiment.grid import Cell, Experiment
+
+log = logging.getLogger("attnbench")
 
 ERROR, TRACEBACK = "error.txt", "traceback.txt"
 UNSAVED = ("checkpoints", "lock", ERROR, TRACEBACK)
@@ -76,8 +79,17 @@ class Run:
         """hyps/<name>, a line each."""
         write_atomic(self.folder / "hyps" / name, "".join(f"{line}\n" for line in lines))
 
-    def environment(self, content: Mapping[str, Any]) -> None:
-        write_json(self.folder / "env.json", content)
+    def environment(self, content: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
+        """Note in env.json what goes on with this cell from `step` on; returns every such note, oldest first.
+
+        An earlier attempt stays for the steps that it left; one that began at `step` or past it has left none.
+        """
+        path = self.folder / "env.json"
+        earlier = environments(path) if path.is_file() else []
+        attempts = [attempt for attempt in earlier if attempt["from_step"] < step]
+        attempts.append({"from_step": step, **content})
+        write_json(path, {"attempts": attempts})
+        return attempts
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """result.json: from now on the cell is done."""
@@ -94,6 +106,12 @@ class Run:
         write_atomic(self.folder / ERROR, portable.rstrip() + "\n")
 
 
+def environments(path: Path) -> list[dict[str, Any]]:
+    """The attempts of an env.json, oldest first; older files hold the last one alone."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return content.get("attempts", [{"from_step": 0, **content}])
+
+
 def is_done(root: Path, cell: Cell) -> bool:
     return (root / "cells" / cell.folder / "result.json").is_file()
 
@@ -105,14 +123,22 @@ def adopt(root: Path, cell: Cell, elsewhere: Iterable[Path], content: str | None
     Returns where it was found, None if nowhere: the same run need not be made twice for two tables.
     """
     target = root / "cells" / cell.folder
+    found = find_done(root, cell, elsewhere, content)
+    if found is not None:
+        try:
+            with locked(target / "lock"):
+                _copy(found, target)
+        except LockedError:  # whoever runs it will finish it
+            return None
+    return found
+
+
+def find_done(root: Path, cell: Cell, elsewhere: Iterable[Path], content: str | None = None) -> Path | None:
+    """The finished cell that `adopt` would copy, None if there is none; touches nothing."""
+    target = root / "cells" / cell.folder
     for place in elsewhere:
         for result in sorted(place.glob(f"**/cells/*-{cell.digest[:8]}/result.json")):
             if result.parent != target and _belongs(result, cell, content):
-                try:
-                    with locked(target / "lock"):
-                        _copy(result.parent, target)
-                except LockedError:  # whoever runs it will finish it
-                    return None
                 return result.parent
     return None
 
@@ -140,17 +166,61 @@ def _belongs(result: Path, cell: Cell, content: str | None) -> bool:
 
 
 def write_grid(root: Path, experiment: Experiment, command: str) -> None:
-    """runs/<name>/{spec.yaml,grid.json}: what the table is made from."""
-    document = experiment.document
+    """runs/<name>/{spec.yaml,grid.json}: what the table is made from.
+
+    Cells chosen from a grid join the grid that is there; a whole grid takes its place. Raises AttnbenchError while
+    another process is writing there.
+    """
+    try:
+        with locked(root / "lock"):
+            _write_grid(root, experiment, command)
+    except LockedError as error:
+        raise AttnbenchError(f"{error}: another command has just begun there; run this one again") from None
+
+
+def _write_grid(root: Path, experiment: Experiment, command: str) -> None:
+    document, path = experiment.document, root / "grid.json"
+    entries = [cell.entry() for cell in experiment.cells]
+    there = _grid(path) if experiment.part else None
+    if there is not None and not {_spot(entry) for entry in there["cells"]} <= set(map(_spot, entries)):
+        write_json(path, {**there, "cells": _joined(there["cells"], entries)})
+        return
     write_atomic(root / "spec.yaml", dump_yaml(document.raw))
     write_json(
-        root / "grid.json",
+        path,
         {
             "schema_version": 1,
             "name": experiment.name,
             "command": command,
             "source": None if document.path is None else str(document.path),
             "table": experiment.table.dump(),
-            "cells": [cell.entry() for cell in experiment.cells],
+            "cells": entries,
         },
     )
+
+
+def _grid(path: Path) -> dict[str, Any] | None:
+    """The grid.json that is there; None where there is none, or a damaged one."""
+    try:
+        grid = json.loads(path.read_bytes())
+        return grid if list(map(_spot, grid["cells"])) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _spot(entry: Mapping[str, Any]) -> tuple[str, str, int]:
+    """The place of a cell in its table."""
+    return entry["label"], json.dumps(entry["axes"], sort_keys=True), entry["seed"]
+
+
+def _joined(there: list[dict[str, Any]], chosen: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The cells of a grid with the chosen ones among them: where they stood, or at the end."""
+    new = {_spot(entry): entry for entry in chosen}
+    for entry in there:
+        if new.get(_spot(entry), entry)["digest"] != entry["digest"]:
+            log.warning(
+                "[%s, seed %d] has other settings than the cell that stood in this table (%s, whose folder stays)",
+                entry["label"], entry["seed"], entry["folder"],
+            )  # fmt: skip
+    kept = [new.pop(_spot(entry), entry) for entry in there]
+    return [*kept, *new.values()]

@@ -14,7 +14,7 @@ _WORDS = {
     "tokens_per_s": "ktok/s",
     "params": "parameters",
 }
-_LOWER = {"loss", "nll", "ppl", "bpc", "seconds", "rep", "drop", "aer", "max_mem_mb"}
+_LOWER = {"loss", "nll", "ppl", "bpc", "seconds", "rep", "drop", "aer", "max_mem_mb", "unfinished"}
 _HIGHER = {"bleu", "bleu_13a", "chrf", "exact", "exact_match", "meteor", "cider", "tokens_per_s"}
 _DECIMALS = {"attended": 1, "entropy": 2, "bleu": 2, "bleu_13a": 2, "chrf": 2, "loss": 3, "nll": 3, "ppl": 2, "bpc": 3}
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import field_validator
 
 from attnbench.core.errors import AttnbenchError
 from attnbench.data.base import BOS, EOS, PAD, Batch
@@ -15,7 +16,7 @@ from attnbench.data.corpus import Data
 from attnbench.data.datasets.base import SPLITS
 from attnbench.data.prepare import prepare, prepared_path
 from attnbench.data.recipe import Recipe
-from attnbench.metrics.bleu import BleuKind, corpus_bleu, corpus_chrf
+from attnbench.metrics.bleu import corpus_bleu, corpus_chrf
 from attnbench.metrics.likelihood import perplexity
 from attnbench.metrics.sparsity import SiteSparsity
 from attnbench.models.base import Seq2SeqModel, Sizes, Source
@@ -34,11 +35,21 @@ class TranslationSpec(Recipe, TaskSpec):
     """Sentence translation on a parallel corpus; every field but the scores is part of the data's recipe."""
 
     kind: Literal["translation"] = "translation"
-    bleu: BleuKind = "tok_lc"
+    bleu: Literal["tok_lc", "tok"] = "tok_lc"
     """The score called `bleu`, on tokenised text: lower-cased (`tok_lc`) or as it is (`tok`)."""
     compound_split: bool = False
     """Score `a-b` as `a ##AT##-##AT## b` on both sides, as the papers do on En-De."""
     primary: ClassVar[str] = "test/bleu"
+
+    @field_validator("bleu", mode="before")
+    @classmethod
+    def _tokenised(cls, kind: Any) -> Any:
+        if kind in ("13a", "13a_lc"):
+            raise ValueError(
+                f"'{kind}' tokenises by itself, and this score is taken on tokenised text; write tok_lc or tok: "
+                "sacrebleu's own is always measured too, as bleu_13a"
+            )
+        return kind
 
     def data_recipe(self) -> Recipe:
         """The part that decides what the prepared data look like."""
@@ -100,15 +111,18 @@ class Translation:
     def evaluate(self, model: Seq2SeqModel, data: Data, split: str, searcher: Searcher, tokens: int) -> Metrics:
         device = next(model.parameters()).device
         decoded: dict[int, list[int]] = {}
+        unfinished = 0
         started = time.perf_counter()
         for batch in data.eval_batches(split, tokens=tokens):
             source = Source(batch.source.to(device), batch.source_valid.to(device))
             found = searcher(model, source, self.limits)
+            unfinished += sum(not best[0].finished for best in found)
             decoded |= {line: best[0].tokens for line, best in zip(batch.index.tolist(), found, strict=True)}
         seconds = time.perf_counter() - started
         lines = [data.target_vocabulary.decode(decoded[line]) for line in range(len(decoded))]
         metrics = self.score(data, split, lines)
         produced = sum(len(tokens) + 1 for tokens in decoded.values())
+        metrics.values["unfinished"] = unfinished
         metrics.values.update({"decode_seconds": seconds, "decode_tokens_per_s": produced / max(seconds, 1e-9)})
         return metrics
 

@@ -9,7 +9,8 @@ import pytest
 from attnbench.core.errors import AttnbenchError
 from attnbench.core.files import parse_yaml, read_jsonl
 from attnbench.core.lock import is_locked, locked
-from attnbench.experiment.run import Run, adopt, is_done, write_grid
+from attnbench.experiment.grid import only
+from attnbench.experiment.run import Run, adopt, environments, is_done, write_grid
 from attnbench.experiment.spec import CellSpec
 
 
@@ -83,6 +84,23 @@ def test_a_failure_is_kept_without_places_of_this_machine(bench: Any, experiment
         assert (run.folder / "traceback.txt").read_text().startswith("Traceback")
         run.fail("again")
     assert not (run.folder / "result.json").exists()
+
+
+def test_every_environment_that_left_steps_is_kept(bench: Any, experiment: Any):
+    with Run.claim(bench.runs, experiment.cells[0]) as run:
+        path = run.folder / "env.json"
+        path.write_text('{"commit": "old", "threads": 1}')  # as it was written before there were attempts
+        run.environment({"commit": "two"}, 50)
+        run.environment({"commit": "lost"}, 80)
+        assert run.environment({"commit": "three"}, 80) == environments(path)
+        assert environments(path) == [
+            {"from_step": 0, "commit": "old", "threads": 1},
+            {"from_step": 50, "commit": "two"},
+            {"from_step": 80, "commit": "three"},
+        ]
+        assert json.loads(path.read_text()) == {"attempts": environments(path)}
+        run.environment({"commit": "anew"}, 0)
+        assert environments(path) == [{"from_step": 0, "commit": "anew"}]
 
 
 def fill(folder: Path, digest: str) -> None:
@@ -175,3 +193,38 @@ def test_grid_json_lists_the_cells(bench: Any, experiment: Any):
         "row": {"label": "budget-1", **axes},
     }  # fmt: skip
     assert parse_yaml((bench.runs / "spec.yaml").read_text())[0] == experiment.document.raw
+
+
+def labels(folder: Path) -> list[tuple[str, int]]:
+    return [(cell["label"], cell["seed"]) for cell in json.loads((folder / "grid.json").read_text())["cells"]]
+
+
+def test_a_chosen_cell_joins_the_grid_that_is_there(bench: Any, experiment: Any):
+    write_grid(bench.runs, experiment, "attnbench ablate")
+    before = (bench.runs / "grid.json").read_bytes(), (bench.runs / "spec.yaml").read_bytes()
+    write_grid(bench.runs, only(experiment, "budget-inf"), "attnbench train")
+    assert ((bench.runs / "grid.json").read_bytes(), (bench.runs / "spec.yaml").read_bytes()) == before
+    another = bench.experiment({"seed": 7})
+    write_grid(bench.runs, only(another, "budget-1"), "attnbench train")
+    assert labels(bench.runs) == [("budget-1", 1), ("budget-inf", 1), ("budget-1", 7)]
+    assert json.loads((bench.runs / "grid.json").read_text())["command"] == "attnbench ablate"
+    write_grid(bench.runs, experiment, "attnbench ablate")
+    assert (bench.runs / "grid.json").read_bytes() == before[0]  # a whole grid takes the place of the old
+
+
+def test_a_cell_of_other_settings_takes_the_place_of_its_namesake(
+    bench: Any, experiment: Any, caplog: pytest.LogCaptureFixture
+):
+    write_grid(bench.runs, experiment, "attnbench ablate")
+    longer = only(bench.experiment({}, "train.max_steps=9"), "budget-1")
+    write_grid(bench.runs, longer, "attnbench train")
+    cells = json.loads((bench.runs / "grid.json").read_text())["cells"]
+    assert [cell["digest"] for cell in cells] == [longer.cells[0].digest, experiment.cells[1].digest]
+    assert f"has other settings than the cell that stood in this table ({experiment.cells[0].folder}" in caplog.text
+
+
+@pytest.mark.parametrize("old", ["", "[]", '{"cells": [{}]}', '{"cells": 3}'])
+def test_a_damaged_grid_is_written_anew(bench: Any, experiment: Any, old: str):
+    bench.write(old, "runs/grid.json")
+    write_grid(bench.runs, only(experiment, "budget-1"), "attnbench train")
+    assert labels(bench.runs) == [("budget-1", 1)]
