@@ -1,18 +1,20 @@
-"""AttentionSpec: the choice of every site of a model, budgets resolved, capabilities checked when the spec is read."""
+"""AttentionSpec and CrossSpec: the choice at each site of a model, budgets spent, capabilities checked at reading."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from attnbench.attention.modules.base import Attention, ModuleField, Site
 from attnbench.attention.modules.multihead import MultiHeadSpec
+from attnbench.attention.modules.single_head import SingleHeadSpec
 from attnbench.attention.patterns.base import PatternField, PatternSpec
 from attnbench.attention.patterns.full import FullSpec
+from attnbench.attention.scores.additive import AdditiveSpec
 from attnbench.attention.scores.base import ScoreField
 from attnbench.attention.scores.dot import ScaledDotSpec
 from attnbench.attention.transforms.base import TransformField, TransformSpec
@@ -86,25 +88,44 @@ class SiteSpec(Spec):
                 raise ValueError(
                     f"{name} '{part.kind}' cannot stand at {role} (it can at: {', '.join(sorted(part.roles))})"
                 )
+        for name in sorted({"score", "pattern", "transform"} - site.module.stages):
+            part = getattr(site, name)
+            if part != type(site).model_fields[name].get_default(call_default_factory=True):
+                raise ValueError(f"the module '{site.module.kind}' has no {name}; drop `{name}: {part.kind}`")
         return site
+
+    def _stages(self) -> Site:
+        return Site(self.score, self.pattern, self.transform, self.sparsify)
+
+    def check(self, query_width: int, key_width: int) -> None:
+        """Raise ValueError where this cannot stand between queries and keys of these widths."""
+        self.module.check(self._stages(), query_width, key_width)
 
     def build(self, role: Role, width: int, dims: Dims, dropout: float) -> Attention:
         """The module of one layer."""
-        site = Site(self.score, self.pattern, self.transform, self.sparsify)
-        return self.module.build(site, role, width, dims, dropout)
+        return self.module.build(self._stages(), role, width, dims, dropout)
 
 
-class AttentionSpec(Spec):
-    """`default` for every site; a site's own mapping is laid over it, field by field."""
+class CrossSiteSpec(SiteSpec):
+    """The attention of a recurrent or convolutional decoder over the source."""
+
+    module: ModuleField = Field(default_factory=SingleHeadSpec)
+    """What the decoder calls."""
+    score: ScoreField = Field(default_factory=AdditiveSpec)
+    """How alike query and key are."""
+
+
+class Sites(Spec):
+    """`default` for every site; a site's own mapping is laid over it, field by field.
+
+    A subclass has a field for each of its `roles`, all of the class `site_class`.
+    """
+
+    roles: ClassVar[tuple[Role, ...]]
+    site_class: ClassVar[type[SiteSpec]] = SiteSpec
 
     default: SiteSpec = Field(default_factory=SiteSpec, exclude=True)
     """The choice for every site that says nothing else; spent on the sites when the spec is read."""
-    encoder_self: SiteSpec = Field(default_factory=SiteSpec)
-    """Encoder self-attention."""
-    decoder_self: SiteSpec = Field(default_factory=SiteSpec)
-    """Decoder self-attention (causal)."""
-    cross: SiteSpec = Field(default_factory=SiteSpec)
-    """Decoder attention over the source."""
 
     @model_validator(mode="before")
     @classmethod
@@ -114,22 +135,23 @@ class AttentionSpec(Spec):
         default = raw.get("default", {})
         if isinstance(default, SiteSpec):
             default = {name: getattr(default, name) for name in default.model_fields_set}
+        quiet: list[Role] = [role for role in cls.roles if not raw.get(role)]
         try:
-            shared = SiteSpec.model_validate(default)
+            shared = cls.site_class.model_validate(default)
         except ValidationError:  # told once, at `default`
-            return {**raw, **{role: {} for role in ROLES if not raw.get(role)}}
-        _check_shared(shared, [role for role in ROLES if not raw.get(role)])
+            return {**raw, **{role: {} for role in quiet}}
+        _check_shared(shared, quiet)
         sites = {}
-        for role in ROLES:
+        for role in cls.roles:
             own = raw.get(role, {})
             if isinstance(own, Mapping):
                 sites[role] = {**default, **own}
                 if "budget" not in own and ("pattern" in own or "transform" in own):
                     # an inherited budget serves the site only if its own choice takes one
-                    sites[role]["budget"] = default.get("budget") if _takes_budget(sites[role], role) else None
+                    sites[role]["budget"] = default.get("budget") if cls.takes_budget(sites[role], role) else None
         return {**raw, **sites}
 
-    @field_validator(*ROLES)
+    @field_validator(*ROLES, check_fields=False)
     @classmethod
     def _resolve(cls, site: SiteSpec, info: ValidationInfo) -> SiteSpec:
         assert info.field_name in ROLES
@@ -138,12 +160,46 @@ class AttentionSpec(Spec):
     @model_validator(mode="after")
     def _forget_default(self) -> Self:
         # the sites say all: two ways to write the same sites are one spec
-        object.__setattr__(self, "default", SiteSpec())
+        object.__setattr__(self, "default", self.site_class())
         self.__pydantic_fields_set__.discard("default")
         return self
 
+    @classmethod
+    def takes_budget(cls, raw: Mapping[str, Any], role: Role) -> bool:
+        """Whether a site written like this has something that a budget could go to."""
+        try:
+            cls.site_class.model_validate({**raw, "budget": 1}).resolved(role)
+        except ValueError:
+            return False
+        return True
+
     def site(self, role: Role) -> SiteSpec:
         return getattr(self, role)
+
+
+class AttentionSpec(Sites):
+    """The three sites of a Transformer. `default` is for every site; a site's own mapping is laid over it."""
+
+    roles: ClassVar[tuple[Role, ...]] = ROLES
+
+    encoder_self: SiteSpec = Field(default_factory=SiteSpec)
+    """Encoder self-attention."""
+    decoder_self: SiteSpec = Field(default_factory=SiteSpec)
+    """Decoder self-attention (causal)."""
+    cross: SiteSpec = Field(default_factory=SiteSpec)
+    """Decoder attention over the source."""
+
+
+class CrossSpec(Sites):
+    """The one site of a recurrent or convolutional model; `default` and `cross` say the same."""
+
+    roles: ClassVar[tuple[Role, ...]] = ("cross",)
+    site_class: ClassVar[type[SiteSpec]] = CrossSiteSpec
+
+    default: CrossSiteSpec = Field(default_factory=CrossSiteSpec, exclude=True)
+    """What `cross` is laid over; spent when the spec is read."""
+    cross: CrossSiteSpec = Field(default_factory=CrossSiteSpec)
+    """Decoder attention over the source."""
 
 
 def _check_shared(default: SiteSpec, roles: Sequence[Role]) -> None:
@@ -169,11 +225,3 @@ def _fault(site: SiteSpec, role: Role) -> str | None:
     except ValueError as error:
         return str(error)
     return None
-
-
-def _takes_budget(raw: Mapping[str, Any], role: Role) -> bool:
-    try:
-        SiteSpec.model_validate({**raw, "budget": 1}).resolved(role)
-    except ValueError:
-        return False
-    return True

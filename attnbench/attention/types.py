@@ -51,12 +51,16 @@ class History(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Projected keys and values, and which of them exist. Self-attention caches fill it from the left.
+    """All that answering queries needs of the keys, one row a source.
 
-    filled: how many slots hold a key; None when all do.
+    keys: as the score wants them; None where queries choose among the values without keys. values: what is mixed.
+    valid: which of them exist; None when all do. filled: how many hold something, in a cache that fills from the left;
+    None when all do. written: what each source state gave to each value, where that is another thing than a key and
+    maps were asked for.
     """
 
-    keys: Float[Tensor, "B H K E"]
-    values: Float[Tensor, "B H K E"]
-    valid: Bool[Tensor, "B K"] | None
+    keys: Float[Tensor, "B H K E"] | None
+    values: Float[Tensor, "B H K E2"]
+    valid: Bool[Tensor, "B K"] | None = None
     filled: int | None = None
+    written: Float[Tensor, "B S K"] | None = None

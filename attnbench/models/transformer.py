@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from attnbench.attention.modules.base import SelfAttention
 from attnbench.attention.spec import AttentionSpec
 from attnbench.attention.types import ROLES, Dims, Memory, Positions
 from attnbench.models.base import Decoded, Maps, ModelSpec, Seq2SeqModel, Sizes, Source, models
@@ -79,6 +80,17 @@ class TransformerSpec(ModelSpec):
         return self
 
     @model_validator(mode="after")
+    def _attends(self) -> Self:
+        if not self.attention.cross.module.stages:
+            raise ValueError(
+                f"attention.cross: with the module '{self.attention.cross.module.kind}' a Transformer's decoder would "
+                "know nothing of the source; take another module, or a recurrent model"
+            )
+        for role in ROLES:
+            self.attention.site(role).check(self.width, self.width)
+        return self
+
+    @model_validator(mode="after")
     def _parallel(self) -> Self:
         for role in ROLES:
             transform = self.attention.site(role).transform
@@ -124,7 +136,7 @@ class EncoderLayer(nn.Module):
         self, states: Float[Tensor, "B S D"], source: Source, positions: Positions, maps: list[Tensor] | None
     ) -> Float[Tensor, "B S D"]:
         def attend(query: Tensor) -> Tensor:
-            memory = self.attention.memorize(query, source.valid)
+            memory = self.attention.memorize(query, source.valid, need_weights=maps is not None)
             return _note(self.attention(query, memory, positions, need_weights=maps is not None), maps)
 
         states = self.attention_residual(states, attend)
@@ -138,7 +150,9 @@ class DecoderLayer(nn.Module):
         super().__init__()
         dims = _dims(spec, layer)
         site, cross = spec.attention.site("decoder_self"), spec.attention.site("cross")
-        self.attention = site.build("decoder_self", spec.width, dims, spec.attention_dropout)
+        attention = site.build("decoder_self", spec.width, dims, spec.attention_dropout)
+        assert isinstance(attention, SelfAttention)  # as every module is that may stand there
+        self.attention = attention
         self.attention_residual = Residual(spec.width, spec.norm, spec.dropout)
         self.cross = cross.build("cross", spec.width, dims, spec.attention_dropout)
         self.cross_residual = Residual(spec.width, spec.norm, spec.dropout)
@@ -172,7 +186,7 @@ class DecoderLayer(nn.Module):
         """One position of every row; the beams of a source share its memory as queries side by side."""
         at = torch.full((1,), position, device=state.device)
         positions = Positions(at, torch.arange(position + 1, device=state.device))
-        sources = Positions(at.expand(beams), torch.arange(memory.keys.shape[2], device=state.device))
+        sources = Positions(at.expand(beams), torch.arange(memory.values.shape[2], device=state.device))
         grown = cache
 
         def attend(query: Tensor) -> Tensor:
@@ -221,7 +235,8 @@ class Transformer(Seq2SeqModel):
         for layer in self.encoder:
             states = layer(states, source, positions, maps)
         states = self.encoder_norm(states)
-        return TransformerMemory(tuple(layer.cross.memorize(states, source.valid) for layer in self.decoder), maps)
+        cross = (layer.cross.memorize(states, source.valid, need_weights=need_weights) for layer in self.decoder)
+        return TransformerMemory(tuple(cross), maps)
 
     def decode(
         self, memory: TransformerMemory, target_in: Int[Tensor, "B T"], *, need_weights: bool = False
@@ -229,7 +244,7 @@ class Transformer(Seq2SeqModel):
         states = self.target_embedding(target_in)
         length, device = target_in.shape[1], target_in.device
         positions = _positions(length, length, device)
-        sources = _positions(length, memory.cross[0].keys.shape[2], device)
+        sources = _positions(length, memory.cross[0].values.shape[2], device)
         maps: Maps | None = {role: [] for role in ROLES} if need_weights else None
         if maps is not None:
             maps["encoder_self"] = memory.maps or []
@@ -241,8 +256,8 @@ class Transformer(Seq2SeqModel):
         return self.output(hidden)
 
     def start(self, memory: TransformerMemory, capacity: int, beams: int = 1) -> TransformerState:
-        rows = memory.cross[0].keys.shape[0] * beams
-        like = memory.cross[0].keys
+        like = memory.cross[0].values
+        rows = like.shape[0] * beams
         return TransformerState(
             0, tuple(layer.attention.allocate(rows, capacity, like) for layer in self.decoder), beams
         )
@@ -269,6 +284,6 @@ def _positions(queries: int, keys: int, device: torch.device) -> Positions:
 
 def _note(output: Any, maps: list[Tensor] | None) -> Tensor:
     """The context; its weights go into `maps` where they are collected."""
-    if maps is not None:
+    if maps is not None and output.weights is not None:
         maps.append(output.weights)
     return output.context

@@ -23,6 +23,10 @@ DIGESTS = {
     "parallel": "46cd9e9a12f9",
     "wmt14-en-de": "7f1111a9c0e7",
     "wmt16-en-ro": "b61f7e005154",
+    "wmt17-cs": "e5ca3251b716",
+    "wmt17-de": "b8bfd1c227eb",
+    "wmt17-fi": "50813524d3f4",
+    "wmt17-tr": "5076c7fa00f4",
 }
 PARALLEL = {"kind": "parallel", "languages": ["de", "en"], "train": FILES}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple, get_args
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -19,14 +19,22 @@ from attnbench.core.spec import Spec
 class Attention(nn.Module, ABC):
     """State (Memory, History) is passed in and returned, never kept on the module."""
 
+    context_width: int
+    """Width of the contexts."""
+
     @abstractmethod
     def memorize(
         self,
         keys: Float[Tensor, "B K D"],
         valid: Bool[Tensor, "B K"] | None,
         values: Float[Tensor, "B K D2"] | None = None,
+        *,
+        need_weights: bool = False,
     ) -> Memory:
-        """All that depends on the keys alone, computed once. values: None takes the keys for values too."""
+        """All that depends on the keys alone, computed once. values: None takes the keys for values too.
+
+        need_weights: keep what forward() needs to tell weights over the keys, where that is more than the Memory.
+        """
 
     @abstractmethod
     def forward(
@@ -38,7 +46,14 @@ class Attention(nn.Module, ABC):
         history: History | None = None,
         need_weights: bool = False,
     ) -> AttentionOutput:
-        """What each query receives. `positions` are absolute, so a decode step gives what a full pass gives."""
+        """What each query receives. `positions` are absolute, so a decode step gives what a full pass gives.
+
+        need_weights: tell the weights over the keys too; None where the Memory was made without what they need.
+        """
+
+
+class SelfAttention(Attention):
+    """Attention over a sequence that grows: its Memory can be a cache."""
 
     @abstractmethod
     def allocate(self, rows: int, capacity: int, like: Tensor) -> Memory:
@@ -47,6 +62,9 @@ class Attention(nn.Module, ABC):
     @abstractmethod
     def append(self, memory: Memory, new: Float[Tensor, "B Q D"]) -> Memory:
         """The cache with Q more positions. Written in place: the Memory passed in is spent."""
+
+
+Stage = Literal["score", "pattern", "transform"]
 
 
 class Site(NamedTuple):
@@ -63,10 +81,18 @@ class ModuleSpec(Spec):
 
     kind: str
     roles: ClassVar[frozenset[Role]]
+    stages: ClassVar[frozenset[Stage]] = frozenset(get_args(Stage))
+    """The stages of the pipeline that it uses; another one given beside it is a fault."""
     paper: ClassVar[str] = ""
 
+    def check(self, site: Site, query_width: int, key_width: int) -> None:
+        """Raise ValueError where it cannot stand between queries and keys of these widths."""
+
     def build(self, site: Site, role: Role, width: int, dims: Dims, dropout: float) -> Attention:
-        """width: the model width that queries have and contexts get back. dropout: on the weights, in training."""
+        """width: of the contexts, where the module chooses; dropout: on the weights, in training.
+
+        A module that can stand at `encoder_self` or `decoder_self` is a SelfAttention.
+        """
         raise NotImplementedError
 
 

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Protocol
+from abc import ABC, abstractmethod
+from typing import Annotated, ClassVar
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnbench.attention.types import Dims
 from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec
 
 
-class Score(Protocol):
-    """A pure function, or a torch module when it has parameters."""
+class Score(nn.Module, ABC):
+    """How alike each query and each key are. What depends on the keys alone is computed once, by `keys`."""
 
-    def __call__(self, query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H Q K"]: ...
+    def __init__(self, dims: Dims) -> None:
+        super().__init__()
+        self.key_width = dims.key_width
+        """Width of what `keys` returns."""
+
+    def keys(self, states: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H K E2"]:
+        """The keys as `forward` wants them."""
+        return states
+
+    @abstractmethod
+    def forward(self, query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E2"]) -> Float[Tensor, "B H Q K"]:
+        """keys: from `keys`."""
 
 
 class ScoreSpec(Spec):
@@ -24,7 +36,11 @@ class ScoreSpec(Spec):
     kind: str
     paper: ClassVar[str] = ""
 
+    def check(self, query_width: int, key_width: int) -> None:
+        """Raise ValueError where queries and keys of these widths cannot be compared."""
+
     def build(self, dims: Dims) -> Score:
+        """A score for queries of width dims.query_width and keys of width dims.key_width, on each of dims.heads."""
         raise NotImplementedError
 
 

@@ -21,6 +21,20 @@ def scaled_dot(query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) 
     return (query * query.shape[-1] ** -0.5) @ keys.transpose(-2, -1)
 
 
+class Dot(Score):
+    """See `dot`."""
+
+    def forward(self, query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H Q K"]:
+        return dot(query, keys)
+
+
+class ScaledDot(Score):
+    """See `scaled_dot`."""
+
+    def forward(self, query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H Q K"]:
+        return scaled_dot(query, keys)
+
+
 @scores.register
 class DotSpec(ScoreSpec):
     """Dot product without scaling."""
@@ -28,8 +42,11 @@ class DotSpec(ScoreSpec):
     kind: Literal["dot"] = "dot"
     paper: ClassVar[str] = "Luong et al. 2015, eq. 8"
 
+    def check(self, query_width: int, key_width: int) -> None:
+        _same_width(self.kind, query_width, key_width)
+
     def build(self, dims: Dims) -> Score:
-        return dot
+        return Dot(dims)
 
 
 @scores.register
@@ -39,5 +56,16 @@ class ScaledDotSpec(ScoreSpec):
     kind: Literal["scaled_dot"] = "scaled_dot"
     paper: ClassVar[str] = "Vaswani et al. 2017, eq. 1"
 
+    def check(self, query_width: int, key_width: int) -> None:
+        _same_width(self.kind, query_width, key_width)
+
     def build(self, dims: Dims) -> Score:
-        return scaled_dot
+        return ScaledDot(dims)
+
+
+def _same_width(kind: str, query_width: int, key_width: int) -> None:
+    if query_width != key_width:
+        raise ValueError(
+            f"the score '{kind}' cannot compare queries of width {query_width} with keys of width {key_width}; "
+            "make them equal, or take the score 'bilinear' or 'additive'"
+        )

@@ -69,9 +69,9 @@ def by_reference(module, site, role, query, keys, values, valid, positions):
     key_bias, value_bias = module.project_memory.bias[:WIDTH], module.project_memory.bias[WIDTH:]
     context, weights = attend(
         heads_of(query @ module.project_query.weight.T + module.project_query.bias),
-        heads_of(keys @ key_weight.T + key_bias),
+        module.score.keys(heads_of(keys @ key_weight.T + key_bias)),
         heads_of(values @ value_weight.T + value_bias),
-        score=site.score.build(Dims(heads=HEADS)),
+        score=module.score,
         transform=module.transform,
         positions=positions,
         rule=site.pattern.mask_mod(role),

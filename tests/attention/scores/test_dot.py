@@ -17,17 +17,3 @@ def test_equals_einsum(kind, scale):
     score = scores.parse(kind).build(Dims(heads=3))
     found = score(torch.from_numpy(query), torch.from_numpy(keys))
     np.testing.assert_allclose(found.numpy(), scale * np.einsum("bhqe,bhke->bhqk", query, keys), atol=1e-13)
-
-
-@pytest.mark.parametrize("kind", scores.kinds())
-def test_no_keys_no_scores(kind):
-    score = scores.parse(kind).build(Dims())
-    assert score(torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 0, 4)).shape == (2, 1, 3, 0)
-    assert score(torch.zeros(2, 1, 0, 4), torch.zeros(2, 1, 3, 4)).shape == (2, 1, 0, 3)
-
-
-@pytest.mark.parametrize("kind", scores.kinds())
-def test_each_has_a_description_and_a_source(kind):
-    cls = scores.get(kind)
-    assert cls.__doc__
-    assert cls.paper

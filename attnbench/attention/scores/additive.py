@@ -1,0 +1,50 @@
+"""Additive scores (Bahdanau et al.): a one-layer network reads query and key."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from attnbench.attention.scores.base import Score, ScoreSpec, scores
+from attnbench.attention.types import Dims
+
+
+class Additive(Score):
+    """`s_ij = v . tanh(W_q q_i + W_k k_j + b)`, one network a head. `W_k k_j + b` is computed once."""
+
+    def __init__(self, dims: Dims, units: int) -> None:
+        super().__init__(dims)
+        self.key_width = units
+        self.query_weight = nn.Parameter(torch.empty(dims.heads, dims.query_width, units))
+        self.key_weight = nn.Parameter(torch.empty(dims.heads, dims.key_width, units))
+        self.bias = nn.Parameter(torch.zeros(dims.heads, 1, units))
+        self.vector = nn.Parameter(torch.empty(dims.heads, units))
+        for matrix in (*self.query_weight, *self.key_weight):
+            nn.init.xavier_uniform_(matrix)
+        nn.init.uniform_(self.vector, -(units**-0.5), units**-0.5)
+
+    def keys(self, states: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H K A"]:
+        return states @ self.key_weight + self.bias
+
+    def forward(self, query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K A"]) -> Float[Tensor, "B H Q K"]:
+        """Memory is B*H*Q*K*A."""
+        hidden = ((query @ self.query_weight).unsqueeze(-2) + keys.unsqueeze(-3)).tanh_()
+        return torch.einsum("bhqka,ha->bhqk", hidden, self.vector)
+
+
+@scores.register
+class AdditiveSpec(ScoreSpec):
+    """A layer of tanh units over query and key, then a weight vector."""
+
+    kind: Literal["additive"] = "additive"
+    paper: ClassVar[str] = "Bahdanau et al. 2015, appendix A.1.2"
+
+    units: int | None = Field(default=None, ge=1)
+    """Hidden units; null: as many as the query is wide."""
+
+    def build(self, dims: Dims) -> Score:
+        return Additive(dims, self.units or dims.query_width)

@@ -1,0 +1,41 @@
+"""Bilinear scores, called "general" by Luong et al.: a matrix stands between query and key."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attnbench.attention.scores.base import Score, ScoreSpec, scores
+from attnbench.attention.scores.dot import dot
+from attnbench.attention.types import Dims
+
+
+class Bilinear(Score):
+    """`s_ij = q_i . (W k_j)`, W `[query width, key width]`, one a head. The product with the keys is taken once."""
+
+    def __init__(self, dims: Dims) -> None:
+        super().__init__(dims)
+        self.key_width = dims.query_width
+        self.weight = nn.Parameter(torch.empty(dims.heads, dims.key_width, dims.query_width))
+        for matrix in self.weight:
+            nn.init.xavier_uniform_(matrix)
+
+    def keys(self, states: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H K E2"]:
+        return states @ self.weight
+
+    def forward(self, query: Float[Tensor, "B H Q E2"], keys: Float[Tensor, "B H K E2"]) -> Float[Tensor, "B H Q K"]:
+        return dot(query, keys)
+
+
+@scores.register
+class BilinearSpec(ScoreSpec):
+    """Dot product of the query with linearly mapped keys."""
+
+    kind: Literal["bilinear"] = "bilinear"
+    paper: ClassVar[str] = "Luong et al. 2015, eq. 8 (general)"
+
+    def build(self, dims: Dims) -> Score:
+        return Bilinear(dims)
