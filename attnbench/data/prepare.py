@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -51,15 +52,20 @@ def prepare(recipe: Recipe, *, cache: Path, source: Path | None = None, offline:
 
     source: a folder with the released files; None: they are downloaded (or taken from the cache).
     offline: make no request.
-    Raises DataError: files absent or broken, checksum wrong, disk full. Nothing half-prepared is left behind.
+    Raises DataError: files absent or broken, checksum wrong, disk full, or prepared already from other files than
+    those of `source`. Nothing half-prepared is left behind.
     """
     recipe = recipe.plain()
     path = prepared_path(recipe, cache)
     try:
-        if not _ready(path, recipe, source):
+        ready = _ready(path, recipe, source)
+        if not ready:
             with _locked(path):
-                if not _ready(path, recipe, source):  # another process may have made it meanwhile
+                ready = _ready(path, recipe, source)  # another process may have made it meanwhile
+                if not ready:
                     _make(recipe, path, cache, source, offline)
+        if ready and source is not None:
+            _require_made_from(path, recipe, cache, source)
     except OSError as error:
         raise _explain(error, cache) from error
     return path
@@ -110,6 +116,27 @@ def _ready(path: Path, recipe: Recipe, source: Path | None) -> bool:
             log.warning("%s is not what it was when it was prepared; preparing again", file)
             return False
     return True
+
+
+def _require_made_from(path: Path, recipe: Recipe, cache: Path, source: Path) -> None:
+    """Raise DataError where `source` holds other files than those that `path` was prepared from."""
+    dataset = recipe.dataset
+    if dataset.local_files(source):
+        return  # told by name in the spec, and prepared again when they changed
+    mend = f"leave --from out to use it as it is, or delete it, or set ATTNBENCH_CACHE to another folder ({path})"
+    files, _ = obtain(dataset, cache, source)
+    with tempfile.TemporaryDirectory() as temporary:
+        found = dataset.sources(files, Path(temporary))
+        if files.missing:
+            raise DataError(f"{dataset.kind} is prepared already, and {source} lacks {files.missing[0]}; {mend}")
+        here = {(item["name"], item["sha256"]) for item in _sources(found, Path(temporary))}
+    other = here ^ {(item["name"], item["sha256"]) for item in read_manifest(path)["sources"]}
+    if other:
+        names = ", ".join(sorted({name for name, _ in other}))
+        raise DataError(
+            f"{dataset.kind} is prepared already, from other files than {source} holds ({names} differ); {mend}"
+        )
+    log.info("%s: prepared already, from the same files as in %s", dataset.kind, source)
 
 
 def is_prepared(recipe: Recipe, cache: Path) -> bool:

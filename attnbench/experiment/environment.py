@@ -36,7 +36,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """env.json of a run. Names no user and no path."""
+    """One attempt in the env.json of a run. Names no user and no path."""
     commit, dirty = git_state()
     return {
         "attnbench": attnbench.__version__,

@@ -76,7 +76,8 @@ def count_parameters(spec: CellSpec) -> int:
 def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, Any]:
     """Train (or go on training) the cell, evaluate it, and write its result; returns the result.
 
-    Raises DataError when the prepared data are absent, AttnbenchError when training diverged before a checkpoint.
+    A training that diverged is scored from its best checkpoint; with none before it, the result has no scores.
+    Raises DataError when the prepared data are absent.
     """
     started = time.perf_counter()
     spec = cell.spec
@@ -92,7 +93,8 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     require_same_data(run.folder, at)
     model = build_model(spec).to(device)
     task.check(model, data)
-    run.environment(environment(device))
+    done = checkpoint_steps(run.checkpoints)
+    attempts = run.environment(environment(device), done[-1] if done else 0)
     seed_everything(derive(spec.seed, "train"))
     validator = GreedySpec().build() if spec.train.validate_bleu else None
     width = getattr(spec.model, "width", 1)
@@ -100,11 +102,18 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
         task, model, data, spec.train,
         seed=spec.seed, width=width, recorder=Teller(run, listen), runtime=runtime, validator=validator,
     )  # fmt: skip
-    steps = choose_weights(model, run.checkpoints, outcome, spec.train)
-    listen({"event": f"{outcome.outcome}; evaluating {_weights_name(steps)}"})
-    model.eval()
-    parts = evaluate(task, model, data, spec, run)
+    steps: list[int] = []
+    parts: dict[str, Metrics] = {}
+    if outcome.scorable:
+        steps = choose_weights(model, run.checkpoints, outcome, spec.train)
+        listen({"event": f"{outcome.ending.text}; evaluating {_weights_name(steps)}"})
+        model.eval()
+        parts = evaluate(task, model, data, spec, run)
+    else:
+        mend = "lower the learning rate, clip, or use fp32"
+        listen({"event": f"{outcome.ending.text}; no checkpoint lies before it, so there are no scores; {mend}"})
     result = _result(cell, outcome, parts, run, at, steps)
+    result |= {"commit": attempts[-1]["commit"], "dirty": any(attempt["dirty"] for attempt in attempts)}
     result["metrics"]["params"] = sum(parameter.numel() for parameter in model.parameters())
     result["total_seconds"] = time.perf_counter() - started + outcome.resumed_seconds
     run.finish(result)
@@ -168,16 +177,16 @@ def _result(
         "train/tokens": state.tokens,
         "train/seconds": state.seconds,
         "train/tokens_per_s": _median_speed(run, state),
-        "best/step": state.best_step,
     }
-    environment_ = _environment(run)
+    if state.best_step:
+        metrics["best/step"] = state.best_step
     return {
         "schema_version": 1,
         "status": "done",
         "digest": cell.digest,
         "label": cell.label,
         "seed": cell.seed,
-        "outcome": outcome.outcome,
+        "outcome": outcome.ending._asdict(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "weights": steps,
         "metrics": metrics,
@@ -188,8 +197,6 @@ def _result(
             "digest": data.name,
             "content_sha256": content_sha256(data),
         },
-        "commit": environment_.get("commit", ""),
-        "dirty": environment_.get("dirty", False),
     }
 
 
@@ -207,10 +214,6 @@ def content_sha256(data: Path) -> str:
     files = json.loads((data / "manifest.json").read_text(encoding="utf-8")).get("files", {})
     splits = {name: file["sha256"] for name, file in files.items() if name.endswith((".ids", ".txt", ".raw"))}
     return hashlib.sha256(json.dumps(splits, sort_keys=True).encode()).hexdigest()
-
-
-def _environment(run: Run) -> dict[str, Any]:
-    return json.loads((run.folder / "env.json").read_text(encoding="utf-8"))
 
 
 def _median_speed(run: Run, state: TrainState) -> float:

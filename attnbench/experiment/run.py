@@ -76,8 +76,17 @@ class Run:
         """hyps/<name>, a line each."""
         write_atomic(self.folder / "hyps" / name, "".join(f"{line}\n" for line in lines))
 
-    def environment(self, content: Mapping[str, Any]) -> None:
-        write_json(self.folder / "env.json", content)
+    def environment(self, content: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
+        """Note in env.json what goes on with this cell from `step` on; returns every such note, oldest first.
+
+        An earlier attempt stays for the steps that it left; one that began at `step` or past it has left none.
+        """
+        path = self.folder / "env.json"
+        earlier = environments(path) if path.is_file() else []
+        attempts = [attempt for attempt in earlier if attempt["from_step"] < step]
+        attempts.append({"from_step": step, **content})
+        write_json(path, {"attempts": attempts})
+        return attempts
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """result.json: from now on the cell is done."""
@@ -92,6 +101,12 @@ class Run:
             write_atomic(self.folder / TRACEBACK, traceback)
         portable = reason.replace(f"{Path.cwd()}/", "").replace(f"{Path.home()}/", "~/")
         write_atomic(self.folder / ERROR, portable.rstrip() + "\n")
+
+
+def environments(path: Path) -> list[dict[str, Any]]:
+    """The attempts of an env.json, oldest first; older files hold the last one alone."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return content.get("attempts", [{"from_step": 0, **content}])
 
 
 def is_done(root: Path, cell: Cell) -> bool:

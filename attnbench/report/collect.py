@@ -22,7 +22,9 @@ class Cell:
     """One cell of a grid as its files show it.
 
     axes: the value of each axis (path -> label). reason: why it failed, the first line of it. metrics: finite or not,
-    every number of result.json. spec and env: the cell's spec.yaml and env.json, empty where absent.
+    every number of result.json. outcome: how its training ended, at least `kind` and `text`, empty where nothing says
+    so. weights: the checkpoints that were scored. spec: the cell's spec.yaml, empty where absent. attempts: the
+    environments of its env.json, oldest first.
     """
 
     label: str
@@ -33,6 +35,8 @@ class Cell:
     row: Mapping[str, Scalar] = field(default_factory=dict)
     status: Status = "queued"
     reason: str = ""
+    outcome: Mapping[str, Any] = field(default_factory=dict)
+    weights: tuple[int, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     signatures: Mapping[str, str] = field(default_factory=dict)
     samples: Mapping[str, int] = field(default_factory=dict)
@@ -42,7 +46,16 @@ class Cell:
     seconds: float = 0.0
     finished: str = ""
     spec: Mapping[str, Any] = field(default_factory=dict)
-    env: Mapping[str, Any] = field(default_factory=dict)
+    attempts: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def diverged(self) -> bool:
+        return self.outcome.get("kind") == "diverged"
+
+    @property
+    def scored(self) -> bool:
+        """Done, with weights that were scored: a training may diverge before its first checkpoint."""
+        return self.status == "done" and not (self.diverged and not self.weights)
 
 
 @dataclass(frozen=True)
@@ -111,7 +124,7 @@ def _cell(root: Path, entry: Mapping[str, Any]) -> Cell:
         "axes": dict(entry.get("axes") or {}),
         "row": dict(entry.get("row") or {}),
         "spec": _yaml(folder / "spec.yaml"),
-        "env": _quiet(folder / "env.json"),
+        "attempts": _attempts(folder / "env.json"),
     }
     if not (folder / "result.json").exists():
         return Cell(**about, **_unfinished(folder))
@@ -140,6 +153,8 @@ def _finished(path: Path, digest: str) -> dict[str, Any]:
         raise ValueError("result.json has no metrics: delete it and run the cell again")
     return {
         "status": "done",
+        "outcome": _outcome(result.get("outcome")),
+        "weights": tuple(result.get("weights") or ()),
         "metrics": metrics,
         "signatures": {str(name): str(value) for name, value in (result.get("signatures") or {}).items()},
         "samples": dict(result.get("samples") or {}),
@@ -149,6 +164,16 @@ def _finished(path: Path, digest: str) -> dict[str, Any]:
         "seconds": float(result.get("total_seconds") or 0.0),
         "finished": str(result.get("finished") or ""),
     }
+
+
+def _outcome(value: object) -> dict[str, Any]:
+    """The outcome of a result; older ones have its text alone."""
+    if isinstance(value, Mapping):
+        return {"text": "", **{str(key): item for key, item in value.items() if item != ""}}
+    if not isinstance(value, str) or not value:
+        return {}
+    kinds = {"diverged": "diverged", "stopped": "stopped_early"}
+    return {"kind": kinds.get(value.split()[0], "finished"), "text": value}
 
 
 def _unfinished(folder: Path) -> dict[str, Any]:
@@ -177,8 +202,11 @@ def _yaml(path: Path) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _quiet(path: Path) -> Mapping[str, Any]:
+def _attempts(path: Path) -> tuple[Mapping[str, Any], ...]:
+    """The environments of an env.json; older ones hold that of the last attempt alone."""
     try:
-        return _object(path)
+        content = _object(path)
     except AttnbenchError:
-        return {}
+        return ()
+    attempts = content.get("attempts", [content])
+    return tuple(attempt for attempt in attempts if isinstance(attempt, dict)) if isinstance(attempts, list) else ()

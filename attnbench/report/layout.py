@@ -141,7 +141,7 @@ def value_entry(row: Row, metric: str, view: View, ranks: Ranks) -> Entry:
     """`mean ± std (n)`; of a row with cells that are not done `(n of m)`; of a row with none, how far it has come."""
     stat, value = row.stats.get(metric), shown(row, metric, view.reduce)
     if stat is None or value is None:
-        return Entry(row.status if not row.done else ABSENT)
+        return Entry(row.status if not row.done else ABSENT if any(cell.scored for cell in row.done) else "diverged")
     text = names.number(metric, value)
     if view.reduce == "mean_std" and stat.std is not None:
         text += f" ± {names.number(metric, stat.std)}"

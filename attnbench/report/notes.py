@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from attnbench.report import names
 from attnbench.report.collect import STATUSES, Cell, Experiment
@@ -17,10 +18,11 @@ SHOWN = 20
 
 
 def notes(experiment: Experiment, rows: Sequence[Row], view: View, ranks: Ranks, compared: Comparison) -> list[str]:
-    """In this order: what is not done, what is shown, how it was scored, where the paper's numbers come from."""
+    """In this order: what is not done or diverged, what is shown, how it was scored, where the paper's come from."""
     done = [cell for row in rows for cell in row.done]
     return [
         *_unfinished(experiment.cells),
+        *_outcomes(done),
         *_unknown(rows, view),
         *_legend(rows, view, ranks),
         *_scores(done, view),
@@ -42,6 +44,24 @@ def _unfinished(cells: Iterable[Cell]) -> list[str]:
     if waiting:
         lines.append(f"not done yet, of {len(cells)} cells: {', '.join(waiting)}")
     return lines
+
+
+def _outcomes(done: Sequence[Cell]) -> list[str]:
+    """How trainings ended that did not run to the end of their spec; a divergence for itself, with what was scored."""
+    diverged = [cell for cell in done if cell.diverged]
+    lines = [
+        f"{cell.label}, seed {cell.seed}: {cell.outcome.get('text')}; {_scored(cell)}" for cell in diverged[:SHOWN]
+    ]
+    if len(diverged) > SHOWN:
+        lines.append(f"diverged: {len(diverged) - SHOWN} more")
+    early = sum(cell.outcome.get("kind") == "stopped_early" for cell in done)
+    return [*lines, *([f"stopped early, by patience: {early} of {len(done)} cells"] if early else [])]
+
+
+def _scored(cell: Cell) -> str:
+    if not cell.weights:
+        return "no checkpoint lies before it: no scores"
+    return f"scored from its best checkpoint, step {', '.join(map(str, cell.weights))}"
 
 
 def _unknown(rows: Sequence[Row], view: View) -> list[str]:
@@ -81,7 +101,7 @@ def _scores(done: Sequence[Cell], view: View) -> list[str]:
 
 
 def _origin(done: Sequence[Cell]) -> list[str]:
-    commits = list(dict.fromkeys(cell.commit[:12] + ("+changes" if cell.dirty else "") for cell in done if cell.commit))
+    commits = list(dict.fromkeys(commit for cell in done for commit in _commits(cell)))
     data = list(dict.fromkeys(name for cell in done if (name := cell.data.get("folder") or cell.data.get("digest"))))
     parts = []
     if commits:
@@ -92,15 +112,22 @@ def _origin(done: Sequence[Cell]) -> list[str]:
     if seconds:
         parts.append(f"{duration(seconds)} in all")
     lines = ["; ".join(parts)] if parts else []
-    machines = sorted({machine for cell in done if (machine := _machine(cell))})
+    machines = sorted({machine for cell in done for attempt in cell.attempts if (machine := _machine(attempt))})
     if len(machines) > 1:
         lines.append(f"speeds were measured on different machines: {'; '.join(machines)}")
     return lines
 
 
-def _machine(cell: Cell) -> str:
-    parts = [str(cell.env[key]) for key in ("device", "processor") if cell.env.get(key)]
-    return ", ".join([*parts, *([f"threads {cell.env['threads']}"] if cell.env.get("threads") else [])])
+def _commits(cell: Cell) -> list[str]:
+    """Of every attempt at the cell; a result without an environment says the last one's itself."""
+    known = [(attempt.get("commit"), attempt.get("dirty")) for attempt in cell.attempts]
+    said = [(commit, dirty) for commit, dirty in known if commit] or [(cell.commit, cell.dirty)]
+    return [str(commit)[:12] + ("+changes" if dirty else "") for commit, dirty in said if commit]
+
+
+def _machine(attempt: Mapping[str, Any]) -> str:
+    parts = [str(attempt[key]) for key in ("device", "processor") if attempt.get(key)]
+    return ", ".join([*parts, *([f"threads {attempt['threads']}"] if attempt.get("threads") else [])])
 
 
 def _list(values: Sequence[int]) -> str:

@@ -38,7 +38,7 @@ def document(
         "git_hash": ",".join(dict.fromkeys(cell.commit for cell in done if cell.commit)),
         "dirty": any(cell.dirty for cell in done),
         "date": _date(done),
-        "env": _united([cell.env for cell in done]),
+        "env": _united([_environment(attempt) for cell in done for attempt in cell.attempts]),
         "command": experiment.command,
         "total_seconds": sum(cell.seconds for cell in done),
     }
@@ -66,6 +66,7 @@ def _row(row: Row, view: View, ranks: Ranks, compared: Comparison) -> dict[str, 
     content["per_seed"] = {
         str(cell.seed): {metric: _finite(value) for metric, value in cell.metrics.items()} for cell in row.done
     }
+    content["outcomes"] = {str(cell.seed): dict(cell.outcome) for cell in row.done if cell.outcome}
     content["status"] = row.status
     content["axes"] = dict(row.axes)
     open_cells = {
@@ -122,6 +123,10 @@ def _united(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {key: found[0] if len(found) == 1 else found for key, found in values.items()}
 
 
+def _environment(attempt: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in attempt.items() if key != "from_step"}
+
+
 def _date(done: Sequence[Cell]) -> str | None:
     """When the last cell was done, so that the same cells give the same file."""
     said = [cell.finished for cell in done if cell.finished]
@@ -144,7 +149,7 @@ def csv_text(rows: Sequence[Row], view: View, compared: Comparison) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([
-        "row", *(axis for axis in axes), "status", "n_seeds", "n_cells", "reason",
+        "row", *(axis for axis in axes), "status", "n_seeds", "n_cells", "reason", "outcome",
         *(column for metric in metrics for column in (metric, f"{metric}_std")),
         *(column for metric in named for column in (f"paper/{metric}", f"paper/{metric}_source")),
     ])  # fmt: skip
@@ -154,11 +159,19 @@ def csv_text(rows: Sequence[Row], view: View, compared: Comparison) -> str:
         numbers = [found.get(metric) for metric in named]
         writer.writerow([
             row.label, *(_blank(row.axes.get(axis)) for axis in axes),
-            row.status, len(row.done), len(row.cells), reason,
+            row.status, len(row.done), len(row.cells), reason, _outcome(row),
             *(value for stat in stats for value in ((stat.mean, _blank(stat.std)) if stat else ("", ""))),
             *(value for number in numbers for value in ((number.value, number.source) if number else ("", ""))),
         ])  # fmt: skip
     return out.getvalue()
+
+
+def _outcome(row: Row) -> str:
+    """How the trainings of a row ended: one text where all ended alike."""
+    texts = {cell.seed: str(cell.outcome["text"]) for cell in row.done if cell.outcome.get("text")}
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return "; ".join(f"seed {seed} {text}" for seed, text in texts.items())
 
 
 def _blank(value: object) -> object:

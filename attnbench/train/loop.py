@@ -7,12 +7,11 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from attnbench.core.errors import AttnbenchError
 from attnbench.core.tree import map_batch
 from attnbench.data.base import Cursor
 from attnbench.search.base import Searcher
@@ -38,16 +37,35 @@ class Recorder(Protocol):
         ...
 
 
-class Outcome(NamedTuple):
-    """How a training ended. outcome: one line for the table. diverged: a number stopped being one.
+class Ending(NamedTuple):
+    """Why a training ended, at which update, and how many passes over the data lay behind it, as in its log.
 
-    resumed_seconds: training time that lies before this call.
+    text: one line for the table. seen: of a divergence, what was not finite.
     """
 
+    kind: Literal["finished", "stopped_early", "diverged"]
+    step: int
+    epoch: int
+    text: str
+    seen: str = ""
+
+
+class Outcome(NamedTuple):
+    """Where a training stood when it ended. resumed_seconds: training time that lies before this call."""
+
     state: TrainState
-    outcome: str
-    diverged: bool
+    ending: Ending
     resumed_seconds: float = 0.0
+
+    @property
+    def diverged(self) -> bool:
+        """A number stopped being one."""
+        return self.ending.kind == "diverged"
+
+    @property
+    def scorable(self) -> bool:
+        """There are weights to score: of a divergence, a checkpoint that lies before it."""
+        return not self.diverged or bool(self.state.best_step)
 
 
 def train(
@@ -66,7 +84,7 @@ def train(
 
     Bit-equal on a processor however often it is cut off and called again: everything the next update depends on is
     in the checkpoint. width: the model's D, which Noam's rule reads. validator: decodes at validations, if they do.
-    Raises AttnbenchError when training diverged before its first checkpoint.
+    A training that diverges ends there, with its best checkpoint kept; that is an outcome, not an error.
     """
     optimizer = spec.optimizer.build(model.parameters())
     state = TrainState()
@@ -78,7 +96,7 @@ def train(
     before = state.seconds
     ending = _ending(state, spec)
     if ending:
-        return Outcome(state, ending, False, before)
+        return Outcome(state, ending, before)
     stream = data.batches(seed, tokens=spec.batch_tokens, start=Cursor(*state.cursor))
     model.train()
     clock = time.perf_counter()
@@ -119,7 +137,7 @@ def train(
             _prune(recorder.checkpoints, state, spec)
             clock = time.perf_counter()
         if ending:
-            return Outcome(state, ending, False, before)
+            return Outcome(state, ending, before)
 
 
 def _accumulate(
@@ -192,13 +210,15 @@ def _validate(
     return line
 
 
-def _ending(state: TrainState, spec: TrainSpec) -> str | None:
-    if state.step >= spec.max_steps:
-        return f"finished at step {state.step}"
-    if spec.max_epochs is not None and state.cursor[0] >= spec.max_epochs:
-        return f"finished after {spec.max_epochs} epochs, at step {state.step}"
+def _ending(state: TrainState, spec: TrainSpec) -> Ending | None:
+    step, epoch = state.step, state.cursor[0]
+    if step >= spec.max_steps:
+        return Ending("finished", step, epoch, f"finished at step {step}")
+    if spec.max_epochs is not None and epoch >= spec.max_epochs:
+        return Ending("finished", step, epoch, f"finished after {spec.max_epochs} epochs, at step {step}")
     if spec.patience is not None and state.stale >= spec.patience:
-        return f"stopped early at step {state.step}: no better for {state.stale} validations"
+        text = f"stopped early at step {step}: no better for {state.stale} validations"
+        return Ending("stopped_early", step, epoch, text)
     return None
 
 
@@ -216,9 +236,8 @@ def _place(task: Task, model: nn.Module, batches: list[Any], spec: TrainSpec, ru
     return first_nonfinite(model, forward)
 
 
-def _diverged(step: int, reason: str, state: TrainState, recorder: Recorder, before: float) -> Outcome:
-    outcome = f"diverged at step {step}: {reason}"
-    recorder.log({"step": step, "event": outcome})
-    if not state.best_step:
-        raise AttnbenchError(f"{outcome}; no checkpoint was good; lower the learning rate, clip, or use fp32")
-    return Outcome(state, outcome, True, before)
+def _diverged(step: int, seen: str, state: TrainState, recorder: Recorder, before: float) -> Outcome:
+    epoch = state.cursor[0]
+    text = f"diverged at step {step} (epoch {epoch}): {seen}"
+    recorder.log({"step": step, "event": text})
+    return Outcome(state, Ending("diverged", step, epoch, text, seen), before)

@@ -106,13 +106,28 @@ def test_a_spec_file_and_another_runs_folder(invoke, tiny, tmp_path):
     assert not Path("runs").exists()
 
 
-def test_a_cell_that_fails_is_kept_and_the_exit_code_says_so(invoke, tiny):
+def test_a_divergence_is_an_outcome_that_the_table_tells(invoke, tiny):
     """A learning rate that breaks every number."""
     broken = [*CELL, *tiny, "--set", "train.schedule={kind: inverse_sqrt, lr: 1e30, warmup: 1}"]
+    result = invoke("train", *broken)
+    (cell,) = Path("runs/demo/cells").iterdir()
+    assert not (cell / "error.txt").exists()
+    found = json.loads((cell / "result.json").read_text())
+    assert found["outcome"]["kind"] == "diverged"
+    assert "test/bleu" not in found["metrics"]
+    assert "diverged at step" in result.stderr
+    assert "budget-2, seed 1: diverged at step" in result.stdout
+    assert "no scores" in result.stdout
+    assert "are done already" in invoke("train", *broken).stderr
+
+
+def test_a_cell_that_fails_is_kept_and_the_exit_code_says_so(invoke, tiny):
+    """Sentences that the model cannot read."""
+    broken = [*CELL, *tiny, "--set", "model.max_length=2"]
     result = invoke("train", *broken, code=1)
     (cell,) = Path("runs/demo/cells").iterdir()
     assert not (cell / "result.json").exists()
-    assert "diverged at step" in (cell / "error.txt").read_text()
-    assert "failed: diverged at step" in result.stderr
+    assert "raise model.max_length" in (cell / "error.txt").read_text()
+    assert "failed: the longest pair" in result.stderr
     assert "failed" in result.stdout
     assert json.loads(invoke("train", *broken, "--json", code=1).stdout)["name"] == "demo"

@@ -113,6 +113,41 @@ def test_changed_files_of_the_user_are_prepared_again(tmp_path: Path, caplog: py
     assert prepare(mine, cache=tmp_path / "cache") == path
 
 
+def released(folder: Path, dog: str = "Ein Hund .") -> Path:
+    for split in ("train", "val", "test_2016_flickr"):
+        text(folder, f"{split}.de", ["Ein Haus .", dog])
+        text(folder, f"{split}.en", ["A house .", "A dog ."])
+    return folder
+
+
+NAMED = Recipe.model_validate({"dataset": "multi30k-de-en", "tokenizer": "word"})
+
+
+def test_files_other_than_those_prepared_from_are_refused(tmp_path: Path) -> None:
+    one, two = released(tmp_path / "one"), released(tmp_path / "two", dog="Zwei Hunde .")
+    path = prepare(NAMED, cache=tmp_path / "cache", source=one)
+    before = everything(path)
+    with pytest.raises(DataError, match=r"from other files than .*two holds") as caught:
+        prepare(NAMED, cache=tmp_path / "cache", source=two)
+    assert "(test_2016_flickr.de, train.de, val.de differ)" in str(caught.value)
+    assert "or delete it, or set ATTNBENCH_CACHE" in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert everything(path) == before
+    (two / "val.en").unlink()
+    with pytest.raises(DataError, match=r"two lacks val\.en\.gz; leave --from out"):
+        prepare(NAMED, cache=tmp_path / "cache", source=two)
+    assert prepare(NAMED, cache=tmp_path / "other", source=one) != path
+
+
+def test_the_same_files_elsewhere_are_told_to_be_prepared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = prepare(NAMED, cache=tmp_path / "cache", source=released(tmp_path / "one"))
+    (path / "mark").touch()
+    with caplog.at_level("INFO", "attnbench"):
+        assert prepare(NAMED, cache=tmp_path / "cache", source=released(tmp_path / "two")) == path
+    assert f"prepared already, from the same files as in {tmp_path / 'two'}" in caplog.text
+    assert (path / "mark").exists()
+
+
 def test_a_prepared_cache_can_be_read_only(tmp_path: Path) -> None:
     mine = recipe(tmp_path / "text")
     path = prepare(mine, cache=tmp_path / "cache")

@@ -17,7 +17,7 @@ from attnbench.core.files import read_jsonl
 from attnbench.experiment import environment as environment_module
 from attnbench.experiment.environment import environment, git_state
 from attnbench.experiment.pipeline import Place, build_model, content_sha256, count_parameters, run_cell
-from attnbench.experiment.run import Run
+from attnbench.experiment.run import Run, environments, write_grid
 from attnbench.report.collect import collect
 from attnbench.train.state import load_average, load_weights, weights_path
 
@@ -45,9 +45,12 @@ def test_a_result_says_what_tables_need(bench: Any):
     cell = experiment.cells[0]
     assert set(METRICS.split()) <= set(result["metrics"])
     assert all(isinstance(value, (int, float)) and math.isfinite(value) for value in result["metrics"].values())
-    assert {name: result[name] for name in ("schema_version", "status", "digest", "label", "seed", "outcome")} == {
+    assert {name: result[name] for name in ("schema_version", "status", "digest", "label", "seed")} == {
         "schema_version": 1, "status": "done", "digest": cell.digest, "label": "budget-1", "seed": 1,
-        "outcome": "finished at step 4",
+    }  # fmt: skip
+    epoch = read_jsonl(folder / "metrics.jsonl")[-1]["epoch"]
+    assert result["outcome"] == {
+        "kind": "finished", "step": 4, "epoch": epoch, "text": "finished at step 4", "seen": "",
     }  # fmt: skip
     assert result["samples"] == {"valid": 6, "test": 6, "attended": 6}
     assert set(result["signatures"]) == {
@@ -118,25 +121,64 @@ def test_the_mean_of_the_last_checkpoints_is_evaluated(bench: Any, monkeypatch: 
     assert all(torch.equal(seen[name], tensor) for name, tensor in mean.state_dict().items())
 
 
-def test_a_divergence_after_a_checkpoint_is_scored_by_its_best(bench: Any, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def breaks_at(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """breaks_at(n): the training loss is NaN from update n on."""
     from attnbench.tasks.translation import Translation
 
-    loss, calls = Translation.loss, 0
+    loss = Translation.loss
 
-    def breaking(self: Any, model: Any, batch: Any, smoothing: float) -> Any:
-        nonlocal calls
-        found = loss(self, model, batch, smoothing)
-        if model.training:
-            calls += 1
-            if calls >= 4:
-                return found._replace(total=found.total * math.nan)
-        return found
+    def breaks(at: int) -> None:
+        calls = 0
 
-    monkeypatch.setattr(Translation, "loss", breaking)
+        def breaking(self: Any, model: Any, batch: Any, smoothing: float) -> Any:
+            nonlocal calls
+            found = loss(self, model, batch, smoothing)
+            calls += model.training
+            return found._replace(total=found.total * math.nan) if model.training and calls >= at else found
+
+        monkeypatch.setattr(Translation, "loss", breaking)
+
+    return breaks
+
+
+def test_a_divergence_after_a_checkpoint_is_scored_by_its_best(bench: Any, breaks_at: Any):
+    breaks_at(4)
     _, result, _ = finish(bench, bench.experiment({"train": {"average": 2}}))
     assert result["status"] == "done"
-    assert result["outcome"].startswith("diverged at step 4: ")
+    outcome = result["outcome"]
+    assert (outcome["kind"], outcome["step"]) == ("diverged", 4)
+    assert outcome["seen"] == "gradient of source_embedding.table.weight is not finite"
+    assert outcome["text"] == f"diverged at step 4 (epoch {outcome['epoch']}): {outcome['seen']}"
     assert (result["weights"], result["metrics"]["train/steps"]) == ([2], 3)
+    assert {"test/bleu", "best/step"} <= set(result["metrics"])
+
+
+def test_a_divergence_before_any_checkpoint_is_a_result_without_scores(bench: Any, breaks_at: Any):
+    breaks_at(2)
+    experiment = bench.experiment()
+    folder, result, heard = finish(bench, experiment)
+    assert (result["status"], result["weights"], result["signatures"]) == ("done", [], {})
+    assert (result["outcome"]["kind"], result["outcome"]["step"]) == ("diverged", 2)
+    assert set(result["metrics"]) == {"train/steps", "train/tokens", "train/seconds", "train/tokens_per_s", "params"}
+    assert not (folder / "hyps").exists()
+    assert "no checkpoint lies before it, so there are no scores; lower the learning rate" in heard[-1]["event"]
+    write_grid(bench.runs / "tiny", experiment, "")
+    assert [(cell.status, cell.scored) for cell in collect(bench.runs / "tiny").cells[:1]] == [("done", False)]
+
+
+def test_a_resumed_cell_keeps_each_environment(bench: Any, monkeypatch: pytest.MonkeyPatch):
+    made = iter([{"commit": "one", "dirty": True}, {"commit": "two", "dirty": False}])
+    monkeypatch.setitem(run_cell.__globals__, "environment", lambda _: next(made))
+    with monkeypatch.context() as patch:
+        patch.setitem(run_cell.__globals__, "evaluate", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            finish(bench, bench.experiment())
+    folder, result, _ = finish(bench, bench.experiment())
+    assert [(attempt["from_step"], attempt["commit"]) for attempt in environments(folder / "env.json")] == [
+        (0, "one"), (4, "two"),
+    ]  # fmt: skip
+    assert (result["commit"], result["dirty"]) == ("two", True)
 
 
 def test_absent_data_are_told(bench: Any, tmp_path: Path):

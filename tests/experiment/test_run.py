@@ -9,7 +9,7 @@ import pytest
 from attnbench.core.errors import AttnbenchError
 from attnbench.core.files import parse_yaml, read_jsonl
 from attnbench.core.lock import is_locked, locked
-from attnbench.experiment.run import Run, adopt, is_done, write_grid
+from attnbench.experiment.run import Run, adopt, environments, is_done, write_grid
 from attnbench.experiment.spec import CellSpec
 
 
@@ -83,6 +83,23 @@ def test_a_failure_is_kept_without_places_of_this_machine(bench: Any, experiment
         assert (run.folder / "traceback.txt").read_text().startswith("Traceback")
         run.fail("again")
     assert not (run.folder / "result.json").exists()
+
+
+def test_every_environment_that_left_steps_is_kept(bench: Any, experiment: Any):
+    with Run.claim(bench.runs, experiment.cells[0]) as run:
+        path = run.folder / "env.json"
+        path.write_text('{"commit": "old", "threads": 1}')  # as it was written before there were attempts
+        run.environment({"commit": "two"}, 50)
+        run.environment({"commit": "lost"}, 80)
+        assert run.environment({"commit": "three"}, 80) == environments(path)
+        assert environments(path) == [
+            {"from_step": 0, "commit": "old", "threads": 1},
+            {"from_step": 50, "commit": "two"},
+            {"from_step": 80, "commit": "three"},
+        ]
+        assert json.loads(path.read_text()) == {"attempts": environments(path)}
+        run.environment({"commit": "anew"}, 0)
+        assert environments(path) == [{"from_step": 0, "commit": "anew"}]
 
 
 def fill(folder: Path, digest: str) -> None:

@@ -35,8 +35,10 @@ class RunFolder:
         lines: Sequence[str] | None = None,
         references: Sequence[str] | None = None,
         seconds: float = 60.0,
+        outcome: Mapping[str, Any] | str | None = None,
+        weights: Sequence[int] = (1000,),
     ) -> Path:
-        """A cell; with `bleu` it is done."""
+        """A cell; with `bleu` it is done. weights: the checkpoints that were scored; none: it has no scores."""
         name = f"{label}-s{seed}"
         folder = self.root / "cells" / name
         axes = dict(axes or {})
@@ -52,8 +54,10 @@ class RunFolder:
             "status": "done",
             "digest": "d" + name,
             "seed": seed,
-            "metrics": {"test/bleu": bleu, **(metrics or {})},
-            "signatures": {"test/bleu": signature},
+            "outcome": outcome,
+            "weights": list(weights),
+            "metrics": {**({"test/bleu": bleu} if weights else {}), **(metrics or {})},
+            "signatures": {"test/bleu": signature} if weights else {},
             "samples": {"test": 3, "attended": 256},
             "data": {"folder": f"corpus/{data}", "content_sha256": "f" * 64},
             "commit": "0123456789abcdef",

@@ -48,7 +48,7 @@ def test_the_files_of_a_done_cell_are_read(sweep):
     assert cell.samples == {"test": 3, "attended": 256}
     assert cell.data["folder"] == "corpus/aaaaaaaaaaaa"
     assert cell.spec["model"]["kind"] == "lstm"
-    assert cell.env["device"] == "cpu"
+    assert [attempt["device"] for attempt in cell.attempts] == ["cpu"]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,16 @@ def test_damaged_side_files_cost_nothing_but_themselves(run_folder):
     (folder / "spec.yaml").write_text("a: [1,\n")
     (folder / "env.json").write_text("{")
     (cell,) = collect(run.grid()).cells
-    assert (cell.status, cell.spec, cell.env) == ("done", {}, {})
+    assert (cell.status, cell.spec, cell.attempts) == ("done", {}, ())
+
+
+def test_every_attempt_at_a_cell_is_read(run_folder):
+    run = run_folder()
+    folder = run.add("a", 1, 30.0)
+    attempts = [{"from_step": 0, "device": "cpu"}, {"from_step": 50, "device": "cuda"}]
+    (folder / "env.json").write_text(json.dumps({"attempts": attempts}))
+    (cell,) = collect(run.grid()).cells
+    assert list(cell.attempts) == attempts
 
 
 def test_no_run_folder_names_those_below(run_folder, tmp_path: Path):

@@ -293,3 +293,74 @@ def test_speeds_on_different_devices_are_said(run_folder):
     run.add("a", 1, 30.0)
     (run.add("b", 1, 31.0) / "env.json").write_text('{"device": "cuda"}')
     assert "- speeds were measured on different machines: cpu, threads 1; cuda" in render(run.grid(), "md")
+
+
+def test_a_cell_resumed_elsewhere_tells_all_of_its_places(run_folder):
+    run = run_folder()
+    attempts = [
+        {"from_step": 0, "device": "cpu", "commit": "a" * 40, "dirty": True},
+        {"from_step": 50, "device": "cuda", "commit": "b" * 40, "dirty": False},
+    ]
+    (run.add("a", 1, 30.0) / "env.json").write_text(json.dumps({"attempts": attempts}))
+    text = render(run.grid(), "md")
+    assert "speeds were measured on different machines: cpu; cuda" in text
+    assert f"commit {'a' * 12}+changes, {'b' * 12};" in text
+    assert json.loads(render(run.root, "json"))["env"]["device"] == ["cpu", "cuda"]
+
+
+def diverged(step: int, epoch: int) -> dict[str, object]:
+    seen = "output of encoder.0 is not finite"
+    text = f"diverged at step {step} (epoch {epoch}): {seen}"
+    return {"kind": "diverged", "step": step, "epoch": epoch, "text": text, "seen": seen}
+
+
+@pytest.fixture
+def broken(run_folder) -> Path:
+    """Two seeds of which one diverged; a row that diverged at once; one of an older result; one stopped early."""
+    run = run_folder()
+    run.add("budget-4", 1, 30.0, outcome={"kind": "finished", "text": "finished at step 3000", "step": 3000})
+    run.add("budget-4", 2, 20.0, outcome=diverged(1200, 3))
+    run.add("budget-2", 1, 0.0, outcome=diverged(30, 0), weights=())
+    run.add("budget-1", 1, 10.0, outcome="diverged at step 7: the loss itself is not finite")
+    run.add("patient", 1, 25.0, outcome={"kind": "stopped_early", "text": "stopped early at step 8: no better"})
+    return run.grid()
+
+
+NOTES = (
+    "budget-4, seed 2: diverged at step 1200 (epoch 3): output of encoder.0 is not finite; "
+    "scored from its best checkpoint, step 1000",
+    "budget-2, seed 1: diverged at step 30 (epoch 0): output of encoder.0 is not finite; "
+    "no checkpoint lies before it: no scores",
+    "budget-1, seed 1: diverged at step 7: the loss itself is not finite; scored from its best checkpoint, step 1000",
+    "stopped early, by patience: 1 of 5 cells",
+)
+
+
+@pytest.mark.parametrize("format", ["md", "tex", "terminal"])
+def test_every_table_tells_what_diverged(broken: Path, format: str):
+    if format == "terminal":
+        out = io.StringIO()
+        render_terminal(broken, Console(file=out, width=80))
+        text = out.getvalue()
+    else:
+        text = render(broken, format)
+    lines = text.replace("\\_", "_").splitlines()
+    for note in NOTES:
+        assert sum(note in line for line in lines) == 1, note
+    (row,) = [line for line in lines if "budget-2" in line and "seed" not in line]
+    assert "diverged" in row
+
+
+def test_programs_read_what_diverged(broken: Path):
+    rows = json.loads(render(broken, "json"))["results"]
+    assert rows["budget-4"]["outcomes"]["2"] == diverged(1200, 3)
+    assert rows["budget-4"]["outcomes"]["1"]["kind"] == "finished"
+    assert rows["budget-2"]["outcomes"]["1"]["epoch"] == 0
+    assert "test/bleu" not in rows["budget-2"]
+    assert rows["budget-1"]["outcomes"]["1"]["kind"] == "diverged"
+    table = {row["row"]: row for row in csv.DictReader(io.StringIO(render(broken, "csv")))}
+    assert table["budget-4"]["outcome"] == (
+        "seed 1 finished at step 3000; seed 2 diverged at step 1200 (epoch 3): output of encoder.0 is not finite"
+    )
+    assert table["budget-2"]["outcome"].startswith("diverged at step 30 (epoch 0)")
+    assert table["budget-2"]["test/bleu"] == ""

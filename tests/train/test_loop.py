@@ -26,7 +26,7 @@ def moments(toy: Any, step: int) -> Tensor:
 def test_it_learns_and_ends_where_the_spec_says(toys: Any):
     toy = toys(max_steps=60, validate_every=20, log_every=20, schedule={"kind": "constant", "lr": 0.05})
     outcome = toy()
-    assert (outcome.outcome, outcome.diverged, outcome.state.step) == ("finished at step 60", False, 60)
+    assert (outcome.ending.text, outcome.diverged, outcome.state.step) == ("finished at step 60", False, 60)
     losses = toy.log.of("valid/loss")
     assert losses[-1] < losses[0] / 2
 
@@ -82,10 +82,10 @@ def test_checkpoints_to_average_are_kept(toys: Any):
 def test_patience(toys: Any):
     toy = toys(toys.Task([5.0, 4.0, 4.0, 4.5, 1.0]), max_steps=100, patience=2)
     outcome = toy()
-    assert outcome.outcome == "stopped early at step 8: no better for 2 validations"
+    assert outcome.ending.text == "stopped early at step 8: no better for 2 validations"
     assert outcome.state.best_step == 4
     again = toy()
-    assert again.outcome == outcome.outcome
+    assert again.ending == outcome.ending
     assert toy.task.losses == [1.0]  # nothing was run a second time
 
 
@@ -95,7 +95,7 @@ def test_epochs_are_counted_in_batches(toys: Any, accumulate: int):
     outcome = toy()
     steps = math.ceil(2 * toys.per_epoch / accumulate)
     assert outcome.state.step == steps
-    assert outcome.outcome == f"finished after 2 epochs, at step {steps}"
+    assert outcome.ending.text == f"finished after 2 epochs, at step {steps}"
     assert len(toy.task.seen) == steps * accumulate
     assert toy.log.lines[-1]["step"] == steps  # the end is validated wherever it falls
     assert "valid/loss" in toy.log.lines[-1]
@@ -171,12 +171,16 @@ def poison_input(at: int) -> Any:
     return poison
 
 
-def test_a_number_lost_before_any_checkpoint_is_an_error(toys: Any):
+def test_a_number_lost_before_any_checkpoint_is_an_outcome_without_weights(toys: Any):
     toy = toys(toys.Task(before_loss=poison_input(2)))
-    with pytest.raises(AttnbenchError, match=r"diverged at step 2: output of 0 is not finite; no checkpoint was good"):
-        toy()
+    outcome = toy()
+    assert outcome.ending == (
+        "diverged", 2, 0, "diverged at step 2 (epoch 0): output of 0 is not finite", "output of 0 is not finite",
+    )  # fmt: skip
+    assert outcome.diverged
+    assert not outcome.scorable
     assert checkpoint_steps(toy.log.checkpoints) == []
-    assert toy.log.lines[-1]["event"].startswith("diverged at step 2")
+    assert toy.log.lines[-1] == {"step": 2, "event": outcome.ending.text}
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -184,13 +188,16 @@ def test_a_number_lost_after_a_checkpoint_ends_the_training(toys: Any, accumulat
     toy = toys(toys.Task(before_loss=poison_input(5 * accumulate)), accumulate=accumulate)
     outcome = toy()
     assert outcome.diverged
-    assert outcome.outcome == "diverged at step 5: output of 0 is not finite"
+    assert outcome.scorable
+    epoch = 4 * accumulate // toys.per_epoch
+    assert outcome.ending.text == f"diverged at step 5 (epoch {epoch}): output of 0 is not finite"
+    assert outcome.ending[:3] == ("diverged", 5, epoch)
     assert (outcome.state.step, outcome.state.best_step) == (4, 4)
-    assert toy.log.lines[-1] == {"step": 5, "event": outcome.outcome}
+    assert toy.log.lines[-1] == {"step": 5, "event": outcome.ending.text}
     assert checkpoint_steps(toy.log.checkpoints) == [2, 4]
     before = toy.log.untimed()
     toy.task.before_loss = poison_input(1)
-    assert toy().outcome == outcome.outcome  # a second call tells the same
+    assert toy().ending.text == outcome.ending.text  # a second call tells the same
     assert toy.log.untimed() == before
 
 
@@ -205,7 +212,7 @@ def test_a_parameter_that_is_lost_is_named(toys: Any, monkeypatch: pytest.Monkey
 
     toy.task.before_loss = poison
     monkeypatch.setitem(toy.__call__.__func__.__globals__, "toy_model", lambda: broken)
-    assert toy().outcome == "diverged at step 3: parameter 3.weight is not finite"
+    assert toy().ending.text == "diverged at step 3 (epoch 0): parameter 3.weight is not finite"
 
 
 def test_a_gradient_that_is_lost_is_named_where_it_is_looked_at(toys: Any):
@@ -217,15 +224,22 @@ def test_a_gradient_that_is_lost_is_named_where_it_is_looked_at(toys: Any):
         return found._replace(total=found.total + 0 * (model[3].bias - model[3].bias.detach()).sum().sqrt())
 
     task.loss = steep
-    with pytest.raises(AttnbenchError, match=r"step 1: gradient of 3\.bias is not finite"):
-        toys(task, clip=1.0)()
+    assert toys(task, clip=1.0)().ending.seen == "gradient of 3.bias is not finite"
+
+
+def test_the_best_checkpoint_before_a_divergence_is_kept(toys: Any):
+    toy = toys(toys.Task([3.0, 1.0, 2.0, 4.0], before_loss=poison_input(10)), max_steps=20)
+    outcome = toy()
+    assert outcome.ending[:3] == ("diverged", 10, 1)
+    assert outcome.state.best_step == 4
+    assert checkpoint_steps(toy.log.checkpoints) == [4, 6, 8]
 
 
 def test_weights_that_validate_to_nothing_are_not_kept(toys: Any):
     toy = toys(toys.Task([2.0, math.nan, 1.0]))
     outcome = toy()
     assert outcome.diverged
-    assert outcome.outcome.startswith("diverged at step 4: the validation loss is not finite")
+    assert outcome.ending.text.startswith("diverged at step 4 (epoch 0): the validation loss is not finite")
     assert checkpoint_steps(toy.log.checkpoints) == [2]
     assert all(math.isfinite(value) for value in toy.log.of("valid/loss"))
 
