@@ -76,13 +76,18 @@ class Pool:
         return torch.from_numpy(out), torch.from_numpy(valid)
 
 
-def cut(widths: Ints, tokens: int) -> list[int]:
-    """Bounds of batches in rows of these widths: rows * widest <= tokens in each; a wider row stands alone."""
+def cut(widths: Ints, tokens: int, rows: int | None = None) -> list[int]:
+    """Bounds of batches in rows of these widths: rows * widest <= tokens in each; a wider row stands alone.
+
+    rows: a bound on their number, too.
+    """
+    most = len(widths) if rows is None else rows
     bounds = [0]
     widest = 0
     for row, width in enumerate(widths.tolist()):
         widest = max(widest, width)
-        if row > bounds[-1] and (row - bounds[-1] + 1) * widest > tokens:
+        size = row - bounds[-1] + 1
+        if size > 1 and (size * widest > tokens or size > most):
             bounds.append(row)
             widest = width
     return [*bounds, len(widths)] if len(widths) else [0]
@@ -138,14 +143,16 @@ class TrainStream:
         return pool, [rows[bounds[i] : bounds[i + 1]] for i in turns(np.arange(len(bounds) - 1)).tolist()]
 
 
-def eval_batches(ids: Ids, *, tokens: int) -> Iterator[Batch]:
+def eval_batches(ids: Ids, *, tokens: int, rows: int | None = None, lines: Ints | None = None) -> Iterator[Batch]:
     """Every pair once, sorted by source length (in blocks of 65,536 pairs), ties in file order.
 
-    tokens: bound on rows * max(S, T) of a batch; a longer pair stands alone.
+    tokens: bound on rows * max(S, T) of a batch; a longer pair stands alone. rows: bound on the pairs of a batch.
+    lines: the pairs at these lines alone.
     """
-    for first in range(0, len(ids.source), _EVAL_POOL):
-        pool = Pool(ids, np.arange(first, min(first + _EVAL_POOL, len(ids.source))))
-        rows = np.argsort(pool.source_lengths, kind="stable")
-        bounds = cut(pool.widths[rows], tokens)
+    chosen = np.arange(len(ids.source)) if lines is None else lines
+    for first in range(0, len(chosen), _EVAL_POOL):
+        pool = Pool(ids, chosen[first : first + _EVAL_POOL])
+        order = np.argsort(pool.source_lengths, kind="stable")
+        bounds = cut(pool.widths[order], tokens, rows)
         for begin, end in pairwise(bounds):
-            yield pool.batch(rows[begin:end])
+            yield pool.batch(order[begin:end])

@@ -135,7 +135,7 @@ def line_cleaner(recipe: Recipe, language: str, *, tokenized: bool = False) -> C
 
 def _refuse(recipe: Recipe, split: str, pair: Pair, part: Part, source: str, target: str) -> str | None:
     """Why a pair is left out; None: it is kept."""
-    if not source or not target:
+    if recipe.empty != "keep" and not (source and target):
         if recipe.empty == "error":
             path, line = (part.source, pair.source) if not source else (part.target, pair.target)
             raise DataError(

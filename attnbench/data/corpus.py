@@ -7,6 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from attnbench.core.errors import DataError
 from attnbench.data.base import Batch, Cursor
 from attnbench.data.batching import Ids, TrainStream, eval_batches
@@ -124,6 +127,11 @@ class Data:
         """The endless training stream from `start` on: (where the next batch begins, batch); see TrainStream."""
         return TrainStream(self.split("train").ids, seed, tokens=tokens, shard=shard).batches(start)
 
-    def eval_batches(self, split: str, *, tokens: int) -> Iterator[Batch]:
-        """Every pair of a split once, sorted by source length; rows * max(S, T) <= tokens."""
-        return eval_batches(self.split(split).ids, tokens=tokens)
+    def eval_batches(
+        self, split: str, *, tokens: int, rows: int | None = None, lines: NDArray[np.int64] | None = None
+    ) -> Iterator[Batch]:
+        """Every pair of a split once, or those at `lines`, sorted by source length.
+
+        rows * max(S, T) <= tokens in each batch; rows: a bound on its pairs, too.
+        """
+        return eval_batches(self.split(split).ids, tokens=tokens, rows=rows, lines=lines)

@@ -46,6 +46,10 @@ class Finder:
         """
         return self._must(list(sources)), self._must(list(targets))
 
+    def one(self, *names: str) -> Path:
+        """A file that is both sides of a part; as `pair` otherwise."""
+        return self._must(list(names))
+
     def _must(self, names: list[str]) -> Path:
         path = self.find(*names)
         if path is None:

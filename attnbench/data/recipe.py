@@ -32,8 +32,8 @@ class Recipe(Spec):
     """Training pairs with more words than this on a side are left out (counted before subwords)."""
     max_ratio: float | None = Field(default=None, ge=1)
     """Training pairs are left out when one side has more than this many times the words of the other."""
-    empty: Literal["error", "drop"] = "drop"
-    """What to do with a pair that has an empty side."""
+    empty: Literal["error", "drop", "keep"] = "drop"
+    """What to do with a pair that has an empty side; keep is for generated text, in which nothing is a sentence too."""
 
     @model_validator(mode="before")
     @classmethod
@@ -44,10 +44,11 @@ class Recipe(Spec):
             dataset = datasets.parse(raw["dataset"])
         except (ValueError, ValidationError):
             return raw  # told at its own place when the field is read
+        usual = dataset.usual()
         tokenizer = raw.get("tokenizer")
         if isinstance(tokenizer, Mapping) and "kind" not in tokenizer:  # the usual one, but for what is given
-            raw = {**raw, "tokenizer": {**dataset.recipe.get("tokenizer", {"kind": "bpe"}), **tokenizer}}
-        return {**dataset.recipe, **raw}
+            raw = {**raw, "tokenizer": {**usual.get("tokenizer", {"kind": "bpe"}), **tokenizer}}
+        return {**usual, **raw}
 
     def plain(self) -> Recipe:
         """The recipe alone, if this is a spec that holds more: the digest is of what decides the data."""

@@ -16,7 +16,7 @@ from attnbench.core.errors import SpecError
 from attnbench.core.files import YamlPath, parse_yaml
 from attnbench.core.spec import place as place_name
 from attnbench.core.spec import spec_error, unknown
-from attnbench.experiment.spec import CellSpec, ExperimentSpec, Header, TableSpec
+from attnbench.experiment.spec import WHOLE_CELL, CellSpec, ExperimentSpec, Header, TableSpec
 
 Raw = dict[str, Any]
 _AXES = "grid.axes."
@@ -259,10 +259,10 @@ def _cell(base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None, do
     for path, index, value in picks:
         named, label = _label(value)
         content = {key: item for key, item in value.items() if key != "label"} if isinstance(value, Mapping) else value
-        entry, target = ("grid", "axes", path, index), tuple(path.split("."))
+        entry, target = ("grid", "axes", path, index), () if path == WHOLE_CELL else tuple(path.split("."))
         before = copy.deepcopy(raw)
         try:
-            place(raw, path, content, merge=True)
+            _lay(raw, path, content)
         except ValueError as error:
             raise SpecError(f"{document.at(*entry)}: grid.axes.{path}.{index}: {error}") from None
         _forget(lines, target, _node(before, target), _node(raw, target))
@@ -290,6 +290,20 @@ def _mend(base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None, do
     except SpecError:
         return ""
     return f"\nThis is a cell of the spec's own axes too ({', '.join(own)}); to leave those out: --set 'grid.axes={{}}'"
+
+
+def _lay(raw: Raw, path: str, content: Any) -> None:
+    """Lay an axis entry over a cell: merged into the node it names; on the axis of whole cells, each key into its own."""
+    if path != WHOLE_CELL:
+        place(raw, path, content, merge=True)
+        return
+    known = [name for name in CellSpec.model_fields if name != "seed"]
+    if not isinstance(content, Mapping):
+        raise ValueError(f"an entry of the axis '{WHOLE_CELL}' is a mapping with keys of {', '.join(known)}")
+    for name, value in content.items():
+        if name not in known:
+            raise ValueError(unknown("key", str(name), known))
+        place(raw, name, value, merge=True)
 
 
 def _label(value: Any) -> tuple[bool, str | int | float | bool | None]:
@@ -336,7 +350,7 @@ def _forget(lines: dict[YamlPath, int | str], path: YamlPath, before: Any, after
 def _move_lines(lines: dict[YamlPath, int | str], entry: YamlPath, target: YamlPath, where: str) -> None:
     """Faults in what an axis entry set are told at the entry's own places."""
     for at, line in list(lines.items()):
-        if at[: len(entry)] == entry:
+        if at[: len(entry)] == entry and (target or at != entry):
             lines[(*target, *at[len(entry) :])] = line
     _mark(lines, target, where)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -180,6 +181,7 @@ def _result(
     }
     if state.best_step:
         metrics["best/step"] = state.best_step
+    metrics |= _epochs(run, state)
     return {
         "schema_version": 1,
         "status": "done",
@@ -214,6 +216,15 @@ def content_sha256(data: Path) -> str:
     files = json.loads((data / "manifest.json").read_text(encoding="utf-8")).get("files", {})
     splits = {name: file["sha256"] for name, file in files.items() if name.endswith((".ids", ".txt", ".raw"))}
     return hashlib.sha256(json.dumps(splits, sort_keys=True).encode()).hexdigest()
+
+
+def _epochs(run: Run, state: TrainState) -> dict[str, float]:
+    """Whole passes over the data: how many were made, how many lay behind the best weights, how long one took."""
+    lines = read_jsonl(run.folder / "metrics.jsonl")
+    found: dict[str, float] = {"train/epochs": state.cursor[0]}
+    found |= {"best/epoch": line["epoch"] for line in lines if "valid/loss" in line and line["step"] == state.best_step}
+    seconds = [line["epoch/seconds"] for line in lines if "epoch/seconds" in line]
+    return {**found, "train/seconds_per_epoch": statistics.median(seconds)} if seconds else found
 
 
 def _median_speed(run: Run, state: TrainState) -> float:

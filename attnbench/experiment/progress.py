@@ -43,6 +43,8 @@ def describe(record: Mapping[str, Any]) -> str:
             f"step {record['step']}, epoch {record['epoch']}: loss {record['train/loss']:.3f}, "
             f"{record['train/tokens_per_s']:.0f} tokens/s, lr {record['train/lr']:.2e}"
         )
+    if "epoch/train_loss" in record:
+        return f"epoch {record['epoch']}: {record['epoch/seconds']:.1f} s, train loss {record['epoch/train_loss']:.3f}"
     if "valid/loss" in record:
         bleu = f", BLEU {record['valid/bleu']:.2f}" if "valid/bleu" in record else ""
         return f"step {record['step']}: valid loss {record['valid/loss']:.3f}, ppl {record['valid/ppl']:.2f}{bleu}"

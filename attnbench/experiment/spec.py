@@ -16,6 +16,9 @@ from attnbench.search.beam import BeamSpec
 from attnbench.tasks.base import TaskField
 from attnbench.train.spec import TrainSpec
 
+WHOLE_CELL = "cell"
+"""The axis whose entries change more than one part of a cell."""
+
 
 class CellSpec(Spec):
     """Everything that decides the numbers of one run. Its digest names the run folder."""
@@ -52,7 +55,8 @@ class GridSpec(Spec):
     more_seeds: dict[str, list[int]] = Field(default_factory=dict)
     """Label of an axis entry -> the seeds of its cells, where they differ: `{8: [1, 2, 3], inf: [1, 2, 3]}`."""
     axes: dict[str, list[Any]] = Field(default_factory=dict)
-    """Dotted path -> the values it takes in turn. A mapping is merged into the node it names, `label` aside."""
+    """Dotted path -> the values it takes in turn. A mapping is merged into the node it names, `label` aside; one of
+    another `kind` takes its place. The entries of the axis `cell` are pieces of a whole cell: {label, model, train}."""
 
     @field_validator("more_seeds", mode="before")
     @classmethod
@@ -80,7 +84,7 @@ class GridSpec(Spec):
             head = path.split(".")[0]
             if not values:
                 raise _at(path, f"the axis '{path}' has no values")
-            if head not in CellSpec.model_fields:
+            if path != WHOLE_CELL and head not in CellSpec.model_fields:
                 raise _at(path, unknown("key", head, list(CellSpec.model_fields)))
             if path == "seed":
                 raise _at(path, "seeds are no axis; list them under grid.seeds")

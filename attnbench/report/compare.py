@@ -11,11 +11,17 @@ from typing import Any
 from attnbench.core.errors import SpecError
 from attnbench.core.files import parse_yaml
 from attnbench.report.collect import Experiment
-from attnbench.report.names import last
 from attnbench.report.rows import Row
 
 KEYS = ("table", "dataset", "metric", "system", "value", "source")
-SPEEDS = {"train/tokens_per_s": "train_Ktokens_per_s", "decode/tokens_per_s": "infer_Ktokens_per_s"}
+BESIDE = {
+    "train/tokens_per_s": "train_Ktokens_per_s",
+    "decode/tokens_per_s": "infer_Ktokens_per_s",
+    "train/seconds_per_epoch": "seconds_per_epoch",
+    "best/epoch": "epochs_to_converge",
+    "params": "parameters",
+}
+"""Our metric -> what reported.yaml calls it, of the metrics that stand beside the chosen one."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +41,10 @@ class Reported:
     @property
     def text(self) -> str:
         """The number as printed; one that nobody checked against a copy says so."""
+        value = f"{self.value:,}" if isinstance(self.value, int) else str(self.value)
         if self.source != "recalled":
-            return str(self.value)
-        return f"{self.value} (recalled{f', {self.confidence} confidence' if self.confidence else ''})"
+            return value
+        return f"{value} (recalled{f', {self.confidence} confidence' if self.confidence else ''})"
 
 
 @dataclass(frozen=True)
@@ -185,8 +192,3 @@ def metric_of(row: Reported, values: Sequence[str]) -> str | None:
     """Which of our value metrics a number stands beside: the one of its split (test unless it says otherwise)."""
     split = row.split or "test"
     return next((name for name in values if name.startswith(f"{split}/")), values[0] if values else None)
-
-
-def speed(metric: str) -> str | None:
-    """The paper's name of one of our speeds."""
-    return SPEEDS.get(metric) if last(metric) == "tokens_per_s" else None

@@ -8,7 +8,7 @@ from typing import Literal
 
 from attnbench.report import names
 from attnbench.report.collect import Experiment, Scalar
-from attnbench.report.compare import Comparison, Reported, metric_of, speed
+from attnbench.report.compare import BESIDE, Comparison, Reported, metric_of
 from attnbench.report.rank import Ranks, shown
 from attnbench.report.rows import REDUCERS, Row
 
@@ -199,7 +199,7 @@ def _list(
         entries = [_plain(row, metric, view) for row in rows]
         if any(entry.text for entry in entries) or metric in view.extra:
             parts.append(_Part(Column(_broken(metric), shed=0 if metric in view.extra else 3), entries))
-        paper = speed(metric)
+        paper = BESIDE.get(metric)
         theirs = [compared.of(row, paper) for row in rows] if paper else []
         if any(theirs):
             parts.append(_Part(Column(f"paper {_broken(metric)}", shed=2), [_paper(number) for number in theirs]))

@@ -13,10 +13,20 @@ _WORDS = {
     "bpc": "BPC",
     "tokens_per_s": "ktok/s",
     "params": "parameters",
+    "exact": "exact match",
+    "bleu_bound": "BLEU of a perfect copy",
+    "exact_bound": "exact match of a perfect copy",
+    "seconds_per_epoch": "s/epoch",
+    "seconds_spread": "seconds, spread",
 }
-_LOWER = {"loss", "nll", "ppl", "bpc", "seconds", "rep", "drop", "aer", "max_mem_mb", "unfinished"}
+_LOWER = {
+    "loss", "nll", "ppl", "bpc", "seconds", "seconds_per_epoch", "rep", "drop", "aer", "max_mem_mb", "unfinished",
+}  # fmt: skip
 _HIGHER = {"bleu", "bleu_13a", "chrf", "exact", "exact_match", "meteor", "cider", "tokens_per_s"}
-_DECIMALS = {"attended": 1, "entropy": 2, "bleu": 2, "bleu_13a": 2, "chrf": 2, "loss": 3, "nll": 3, "ppl": 2, "bpc": 3}
+_DECIMALS = {
+    "attended": 1, "entropy": 2, "bleu": 2, "bleu_13a": 2, "chrf": 2, "exact": 2, "loss": 3, "nll": 3, "ppl": 2, "bpc": 3,
+    "bleu_bound": 2, "exact_bound": 2,
+}  # fmt: skip
 
 
 def last(metric: str) -> str:
@@ -33,6 +43,8 @@ def title(metric: str) -> str:
 def higher_is_better(metric: str) -> bool | None:
     """None: neither, it only describes (attended positions, entropy, parameters)."""
     name = last(metric)
+    if name.endswith("_bound"):
+        return None  # it belongs to the data
     return True if name in _HIGHER or "bleu" in name else False if name in _LOWER else None
 
 
@@ -42,8 +54,6 @@ def number(metric: str, value: float) -> str:
         return str(value)
     if last(metric) == "tokens_per_s":
         return thousands(value)
-    if last(metric) == "params":
-        return f"{value / 1e6:.1f}M" if value >= 1e5 else f"{value:,.0f}"
     decimals = _DECIMALS.get(metric.split("/", 1)[0], _DECIMALS.get(last(metric)))
     if decimals is not None:
         return f"{value:.{decimals}f}"

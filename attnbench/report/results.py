@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from attnbench.report.collect import Cell, Experiment
-from attnbench.report.compare import Comparison, Reported, metric_of, speed
+from attnbench.report.compare import BESIDE, Comparison, Reported, metric_of
 from attnbench.report.layout import View
 from attnbench.report.names import higher_is_better
 from attnbench.report.rank import Ranks
@@ -87,8 +87,8 @@ def papers(row: Row, view: View, compared: Comparison) -> dict[str, Reported]:
     metric = metric_of(number, view.values) if number else None
     if number and metric:
         found[metric] = number
-    for name in ("train/tokens_per_s", "decode/tokens_per_s"):
-        theirs = compared.of(row, speed(name)) if name not in found else None
+    for name, called in BESIDE.items():
+        theirs = compared.of(row, called) if name not in found else None
         if theirs:
             found[name] = theirs
     return found

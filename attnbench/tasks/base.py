@@ -56,6 +56,10 @@ class Task(Protocol):
         """Decode a split and score it. `unfinished`: outputs that the length limit cut off."""
         ...
 
+    def sample_bleu(self, model: Any, data: Any, searcher: Searcher, tokens: int, size: int) -> float:
+        """BLEU of `size` training sentences, and no more than valid has."""
+        ...
+
     def translate(self, model: Any, data: Any, lines: Sequence[str], searcher: Searcher) -> list[str]:
         """Outputs for raw source lines, in their order."""
         ...

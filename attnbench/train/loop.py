@@ -113,25 +113,29 @@ def train(
             return _diverged(step, reason, state, recorder, before)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        epoch_ends = pairs[-1][0][0] > state.cursor[0]
         state.step, state.cursor = step, tuple(pairs[-1][0])
         state.tokens += tokens
         seconds, clock = time.perf_counter() - clock, time.perf_counter()
         state.seconds += seconds
-        window = state.window
-        window.loss += loss
-        window.nll += nll
-        window.tokens += tokens
-        window.seconds += seconds
+        for window in (state.window, state.passed):
+            window.add(loss, nll, tokens, seconds)
         if step % spec.log_every == 0:
             recorder.log(_line(state, rate, norm, runtime))
             state.window = Window()
+        passed = state.passed
+        if epoch_ends:
+            state.passed = Window()
         ending = _ending(state, spec)
-        if step % spec.validate_every == 0 or ending:
+        if ending or (epoch_ends if spec.validate_every == "epoch" else step % spec.validate_every == 0):
             line = _validate(task, model, data, spec, state, runtime, validator)
             if not math.isfinite(line["valid/loss"]):  # such weights are not kept
                 reason = f"the validation loss is not finite, nor is {_place(task, model, batches, spec, runtime)}"
                 return _diverged(step, reason, state, recorder, before)
             recorder.log(line)
+            if epoch_ends and spec.validate_every == "epoch":
+                bleu = _train_bleu(task, model, data, spec, runtime, validator)
+                recorder.log(_epoch_line(passed, line, bleu))
             ending = _ending(state, spec)
             save_checkpoint(recorder.checkpoints, model, optimizer, state)
             _prune(recorder.checkpoints, state, spec)
@@ -208,6 +212,30 @@ def _validate(
     line |= {f"valid/{name}": number for name, number in values.items()}
     line["valid/seconds"] = time.perf_counter() - started
     return line
+
+
+def _train_bleu(
+    task: Task, model: nn.Module, data: Any, spec: TrainSpec, runtime: Runtime, validator: Searcher | None
+) -> dict[str, float]:
+    if not spec.train_bleu or validator is None:
+        return {}
+    model.eval()
+    with torch.no_grad(), runtime.autocast():
+        bleu = task.sample_bleu(model, data, validator, spec.batch_tokens, spec.train_bleu)
+    model.train()
+    return {"epoch/train_bleu": bleu}
+
+
+def _epoch_line(passed: Window, validated: Mapping[str, Any], bleu: Mapping[str, float]) -> dict[str, Any]:
+    """A point of the curves: `epoch` passes are done. Losses without smoothing; that of training is met with dropout.
+
+    epoch/seconds: of training alone, its data included.
+    """
+    nll = passed.nll / max(1, passed.tokens)
+    line: dict[str, Any] = {name: validated[name] for name in ("step", "epoch", "elapsed_s")}
+    line |= {"epoch/train_loss": nll, "epoch/train_ppl": math.exp(min(nll, 700.0)), **bleu}
+    line |= {name.replace("valid/", "epoch/valid_"): validated[name] for name in validated if name.startswith("valid/")}
+    return {**line, "epoch/tokens": passed.tokens, "epoch/seconds": passed.seconds}
 
 
 def _ending(state: TrainState, spec: TrainSpec) -> Ending | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from attnbench.core.spec import Spec
 from attnbench.train.optim import AdamSpec, InverseSqrtSpec, OptimizerField, ScheduleField
@@ -33,13 +33,31 @@ class TrainSpec(Spec):
     """Passes over the data after which training ends, if that comes first."""
     log_every: int = Field(default=100, ge=1)
     """Updates between two lines of metrics.jsonl."""
-    validate_every: int = Field(default=1000, ge=1)
-    """Updates between two validations; each is also a checkpoint."""
+    validate_every: Annotated[int, Field(ge=1)] | Literal["epoch"] = 1000
+    """Updates between two validations, each of which is also a checkpoint; epoch: at the end of each pass over the data,
+    which then has a line of its own in metrics.jsonl."""
     validate_bleu: bool = False
     """Decode the validation set greedily at each validation, for the curve and for `select: bleu`."""
+    train_bleu: int = Field(default=0, ge=0)
+    """Decode so many training sentences greedily at the end of each epoch, for the curve: no more than valid has, at
+    equal distances (needs validate_every: epoch and validate_bleu)."""
     select: Literal["loss", "bleu"] = "loss"
     """What makes a checkpoint the best: validation loss, or validation BLEU (needs validate_bleu)."""
     patience: int | None = Field(default=None, ge=1)
     """Validations without a new best after which training ends."""
     average: int = Field(default=1, ge=1)
     """From 2 on: the mean of the weights at the last n validations is what is evaluated; 1: the best one."""
+
+    @field_validator("validate_every", mode="before")
+    @classmethod
+    def _number_or_epoch(cls, value: object) -> object:
+        number = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        if not number and value != "epoch":
+            raise ValueError(f"validate_every is a whole number of updates from 1 on, or 'epoch', not {value!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _curve(self) -> Self:
+        if self.train_bleu and not (self.validate_every == "epoch" and self.validate_bleu):
+            raise ValueError("train_bleu needs validate_every: epoch and validate_bleu: true")
+        return self

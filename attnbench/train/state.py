@@ -18,19 +18,26 @@ from attnbench.core.files import folder_atomic, remove_folder
 
 @dataclass
 class Window:
-    """What was seen since the last line of the log."""
+    """Sums over some updates: those since the last line of the log, or of an epoch."""
 
     loss: float = 0.0
     nll: float = 0.0
     tokens: int = 0
     seconds: float = 0.0
 
+    def add(self, loss: float, nll: float, tokens: int, seconds: float) -> None:
+        self.loss += loss
+        self.nll += nll
+        self.tokens += tokens
+        self.seconds += seconds
+
 
 @dataclass
 class TrainState:
     """Where training stands: all that the next update depends on besides weights, optimiser and random state.
 
-    cursor: (epoch, pool, batch) of the next batch. best: value of the selection metric at best_step.
+    cursor: (epoch, pool, batch) of the next batch. best: value of the selection metric at best_step. passed: what was
+    seen of this epoch.
     """
 
     step: int = 0
@@ -41,6 +48,7 @@ class TrainState:
     tokens: int = 0
     seconds: float = 0.0
     window: Window = field(default_factory=Window)
+    passed: Window = field(default_factory=Window)
 
 
 def _name(step: int) -> str:
@@ -124,7 +132,8 @@ def load_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.
         if content["rng_cuda"] and torch.cuda.is_available():
             torch.cuda.set_rng_state_all(content["rng_cuda"])
         train = content["train"]
-        return TrainState(**{**train, "cursor": tuple(train["cursor"]), "window": Window(**train["window"])})
+        windows = {name: Window(**train.get(name, {})) for name in ("window", "passed")}  # older ones lack `passed`
+        return TrainState(**{**train, "cursor": tuple(train["cursor"]), **windows})
     except Exception as error:  # torch raises several types for a damaged file
         raise AttnbenchError(
             f"{at / 'state.pt'}: cannot be read ({_line(error)}); remove the folder {at} and run again: "

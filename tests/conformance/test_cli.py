@@ -27,7 +27,7 @@ def document(text: str) -> object:
 
 
 def test_the_commands_are_those_promised():
-    assert set(COMMANDS) == {"prepare", "train", "eval", "sweep-k", "ablate", "list", "schema", "report"}
+    assert set(COMMANDS) == {"prepare", "train", "eval", "sweep-k", "ablate", "copy-task", "list", "schema", "report"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -53,6 +53,7 @@ def test_what_prints_results_takes_json(command):
     ["list", "mechanisms"], ["list", "datasets"], ["list", "models"], ["list", "specs"], ["list", "mechanisms", "topk"],
     ["prepare", "--list"], ["schema"],
     ["train", *SMALL, "--cell", "budget-1", "--dry-run"], ["sweep-k", "--dry-run"], ["ablate", "--dry-run"],
+    ["copy-task", "--dry-run"],
 ], ids=lambda words: " ".join(word for word in words if "=" not in word and word != "--set"))  # fmt: skip
 def test_json_is_one_document_on_stdout(invoke, tmp_path, monkeypatch, arguments):
     monkeypatch.chdir(tmp_path)

@@ -184,6 +184,17 @@ def test_evaluation_takes_a_sentence_longer_than_a_batch_alone(tmp_path: Path) -
     assert [key(batch) for batch in eval_batches(ids, tokens=10)] == [[1, 2], [0]]
 
 
+def test_evaluation_of_some_lines_and_of_so_many_at_a_time(corpus: tuple[Ids, Rows]) -> None:
+    ids, rows = corpus
+    chosen = np.arange(3, 1500, 7)
+    batches = list(eval_batches(ids, tokens=10_000, rows=8, lines=chosen))
+    assert [len(key(batch)) for batch in batches] == [8] * (len(chosen) // 8) + [len(chosen) % 8]
+    lines = [line for batch in batches for line in key(batch)]
+    assert lines == sorted(chosen.tolist(), key=lambda line: (len(rows[line][0]), line))
+    whole = next(eval_batches(ids, tokens=10_000, lines=np.array([lines[0]])))
+    assert torch.equal(whole.target_out[0], batches[0].target_out[0, : whole.target_out.shape[1]])
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 30)), st.integers(1, 60))
 def test_cut_never_splits_what_fits(widths: list[int], tokens: int) -> None:

@@ -10,10 +10,12 @@ from attnbench.data.recipe import Recipe
 
 FILES = {"source": "a.de", "target": "a.en"}
 DIGESTS = {
+    "copy": "981b20d2c911",
     "demo": "85c992caac70",
     "iwslt14-de-en": "2a81b6ab991b",
     "iwslt15-en-vi": "b3e0b6f0d4f2",
     "iwslt17-fr-en": "0658ef8b8f01",
+    "lm1b": "7656e5a6a210",
     "multi30k-de-en": "23dd12b36ead",
     "multi30k-en-de": "c5f9c42250e1",
     "multi30k-en-fr": "32310c42b37c",
@@ -79,6 +81,7 @@ def test_any_change_that_matters_changes_the_digest() -> None:
         {"max_length": 50},
         {"max_ratio": 2},
         {"empty": "error"},
+        {"empty": "keep"},
     ]
     digests = {Recipe.model_validate({"dataset": "multi30k-de-en", **change}).digest() for change in changes}
     assert len(digests) == len(changes)
@@ -126,7 +129,7 @@ def test_what_a_list_shows_is_plain_and_whole(kind: str) -> None:
     assert entry["name"] == kind
     assert entry["title"]
     assert set(entry["pairs"]) <= set(SPLITS)
-    if kind not in ("parallel", "demo"):
+    if kind not in ("parallel", "demo", "copy"):
         assert entry["licence"]
         assert entry["by_hand"].startswith("http")
         assert all(url.startswith("https://") for url in entry["sources"])

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from attnbench.core.errors import SpecError
 from attnbench.core.files import dump_yaml, parse_yaml
 from attnbench.experiment.grid import expand, only, override_document, place, read_document
+from attnbench.models.base import ModelSpec, models
 
 HEAD = """\
 name: some/grid
@@ -286,6 +287,84 @@ def test_one_run_under_one_label_is_refused_twice(bench: Any):
     assert "train.clip" in fault(bench, text)[0]
     text = "grid: {axes: {train: [{label: a, clip: 1}], model: [{label: b, norm: pre}, {label: b , norm: pre}]}}\n"
     assert "two entries are called 'b'" in fault(bench, text)[0]
+
+
+@pytest.fixture
+def other_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model family `plain` with a field that the Transformer lacks, and none of the Transformer's."""
+
+    class Plain(ModelSpec):
+        kind: Literal["plain"] = "plain"
+        cells: int = 3
+
+    monkeypatch.setitem(models._members, "plain", Plain)
+    models.kinds()
+
+
+@pytest.mark.usefixtures("other_model")
+def test_an_axis_of_whole_models(bench: Any):
+    text = """\
+grid:
+  axes:
+    model:
+      - {label: Plain, kind: plain, cells: 5}
+      - plain
+      - {label: Transformer, kind: transformer, norm: pre}
+      - {label: As it is}
+"""
+    found = cells(bench, text)
+    assert [cell.label for cell in found] == ["Plain", "plain", "Transformer", "As it is"]
+    assert [cell.spec.model.kind for cell in found] == ["plain", "plain", "transformer", "transformer"]
+    assert [cell.spec.model.dump() for cell in found[:2]] == [
+        {"kind": "plain", "cells": 5}, {"kind": "plain", "cells": 3},
+    ]  # fmt: skip
+    assert (found[2].spec.model.norm, found[2].spec.model.attention.cross.transform.k) == ("pre", 8)
+    assert found[3].spec.model.norm == "post"
+    assert found[0].axes == {"model": "Plain"}
+
+
+@pytest.mark.usefixtures("other_model")
+def test_a_key_of_another_family_is_told_at_its_place(bench: Any):
+    text = "grid:\n  axes:\n    model:\n      - {label: a, kind: plain}\n      - {label: b, kind: plain, norm: pre}\n"
+    assert fault(bench, text) == ["spec.yaml:15: model.norm: unknown key 'norm' (known: kind, cells)"]
+
+
+CELLS = """\
+train: {clip: 1.0, max_steps: 7}
+grid:
+  axes:
+    cell:
+      - label: one
+        model: {kind: plain, cells: 2}
+        train: {max_steps: 9}
+      - label: two
+        train: {schedule: noam}
+    task.dataset: [demo, {kind: demo, pairs: 50}]
+"""
+
+
+@pytest.mark.usefixtures("other_model")
+def test_an_axis_of_whole_cells(bench: Any):
+    found = cells(bench, CELLS)
+    assert [cell.label for cell in found] == ["one demo", "one demo-pairs-50", "two demo", "two demo-pairs-50"]
+    specs = [cell.spec for cell in found]
+    assert [spec.model.kind for spec in specs] == ["plain", "plain", "transformer", "transformer"]
+    assert [spec.train.max_steps for spec in specs] == [9, 9, 7, 7]
+    assert [spec.train.schedule.kind for spec in specs] == ["inverse_sqrt"] * 2 + ["noam"] * 2
+    assert {spec.train.clip for spec in specs} == {1.0}
+    assert found[0].axes == {"cell": "one", "task.dataset": "demo"}
+
+
+@pytest.mark.usefixtures("other_model")
+@pytest.mark.parametrize(("old", "new", "words"), [
+    ("train: {max_steps: 9}", "train: {max_step: 9}", "spec.yaml:17: train.max_step: unknown key 'max_step'"),
+    ("train: {max_steps: 9}", "trian: {max_steps: 9}", "grid.axes.cell.0: unknown key 'trian'; did you mean 'train'"),
+    ("train: {max_steps: 9}", "seed: 3", "grid.axes.cell.0: unknown key 'seed'"),
+    ("    cell:\n", "    cell:\n      - three\n", "grid.axes.cell.0: an entry of the axis 'cell' is a mapping"),
+    ("cells: 2", "cells: x", "spec.yaml:16: model.cells:"),
+])  # fmt: skip
+def test_faults_in_whole_cells(bench: Any, old: str, new: str, words: str):
+    assert words in fault(bench, CELLS.replace(old, new))[0]
 
 
 def test_one_run_may_stand_under_two_labels(bench: Any):

@@ -34,7 +34,8 @@ def finish(bench: Any, experiment: Any) -> tuple[Path, dict[str, Any], list[dict
 METRICS = """
 valid/loss valid/ppl valid/bleu valid/bleu_13a valid/chrf test/bleu test/bleu_13a test/chrf attended/encoder_self
 attended/decoder_self attended/cross entropy/encoder_self entropy/decoder_self entropy/cross train/tokens_per_s
-decode/tokens_per_s train/seconds train/steps train/tokens best/step params
+decode/tokens_per_s train/seconds train/steps train/tokens train/epochs best/step
+best/epoch params
 """
 
 
@@ -160,7 +161,9 @@ def test_a_divergence_before_any_checkpoint_is_a_result_without_scores(bench: An
     folder, result, heard = finish(bench, experiment)
     assert (result["status"], result["weights"], result["signatures"]) == ("done", [], {})
     assert (result["outcome"]["kind"], result["outcome"]["step"]) == ("diverged", 2)
-    assert set(result["metrics"]) == {"train/steps", "train/tokens", "train/seconds", "train/tokens_per_s", "params"}
+    assert set(result["metrics"]) == {
+        "train/steps", "train/tokens", "train/seconds", "train/tokens_per_s", "train/epochs", "params",
+    }  # fmt: skip
     assert not (folder / "hyps").exists()
     assert "no checkpoint lies before it, so there are no scores; lower the learning rate" in heard[-1]["event"]
     write_grid(bench.runs / "tiny", experiment, "")
@@ -179,6 +182,24 @@ def test_a_resumed_cell_keeps_each_environment(bench: Any, monkeypatch: pytest.M
         (0, "one"), (4, "two"),
     ]  # fmt: skip
     assert (result["commit"], result["dirty"]) == ("two", True)
+
+
+def test_epochs_are_counted_and_timed_where_they_are_validated(bench: Any):
+    train = {"validate_every": "epoch", "max_epochs": 3, "max_steps": 1000, "validate_bleu": True, "train_bleu": 4}
+    folder, result, heard = finish(bench, bench.experiment({"train": train}))
+    lines = [line for line in read_jsonl(folder / "metrics.jsonl") if "epoch/seconds" in line]
+    assert [line["epoch"] for line in lines] == [1, 2, 3]
+    assert set(lines[0]) == {
+        "step", "epoch", "elapsed_s", "epoch/train_loss", "epoch/train_ppl", "epoch/train_bleu", "epoch/valid_loss",
+        "epoch/valid_ppl", "epoch/valid_bleu", "epoch/valid_seconds", "epoch/tokens", "epoch/seconds",
+    }  # fmt: skip
+    metrics = result["metrics"]
+    assert metrics["train/epochs"] == 3
+    best = min(lines, key=lambda line: line["epoch/valid_loss"])
+    assert (metrics["best/epoch"], metrics["best/step"]) == (best["epoch"], best["step"])
+    assert metrics["train/seconds_per_epoch"] == sorted(line["epoch/seconds"] for line in lines)[1]
+    assert sum(line["epoch/tokens"] for line in lines) == metrics["train/tokens"]
+    assert [record["epoch"] for record in heard if "epoch/seconds" in record] == [1, 2, 3]
 
 
 def test_absent_data_are_told(bench: Any, tmp_path: Path):

@@ -18,6 +18,8 @@ def test_one_line_for_each_kind_of_record():
     assert describe(TRAINED) == "step 100, epoch 1: loss 2.500, 1234 tokens/s, lr 1.00e-03"
     assert describe(VALIDATED) == "step 200: valid loss 1.250, ppl 3.49"
     assert describe({**VALIDATED, "valid/bleu": 31.234}) == "step 200: valid loss 1.250, ppl 3.49, BLEU 31.23"
+    passed = {"step": 200, "epoch": 3, "epoch/seconds": 12.34, "epoch/train_loss": 1.5, "epoch/valid_loss": 2.0}
+    assert describe(passed) == "epoch 3: 12.3 s, train loss 1.500"
     assert describe({"event": "diverged"}) == "diverged"
     assert describe({"other": 1}) == ""
 

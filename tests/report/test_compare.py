@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from attnbench.core.errors import SpecError
 from attnbench.report.collect import collect
 from attnbench.report.compare import comparison, load_reported
 from attnbench.report.rows import group
+from attnbench.report.table import render
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 FILES = sorted(EXPERIMENTS.glob("*/reported.yaml"))
@@ -165,3 +167,33 @@ def test_a_committed_copy_finds_the_file_above_it(run_folder, tmp_path: Path):
     number = comparison(experiment).of(group(experiment.cells)[0])
     assert number is not None
     assert number.text == "9"
+
+
+def test_speeds_and_sizes_of_the_paper_stand_beside_ours(run_folder):
+    run = run_folder()
+    ours = {"valid/bleu": 80.5, "valid/exact": 61.25, "train/seconds_per_epoch": 41.03, "best/epoch": 4}
+    run.add("LSTM", bleu=2.0, metrics={**ours, "params": 30_019_166})
+    run.add("Transformer", bleu=80.0, metrics={**ours, "params": 79_127_134})
+    table = compare(
+        {"table": "1", "metric": "BLEU_0to1"}, {"LSTM": "LSTM (no attention)", "Transformer": "Transformer"}
+    )
+    table |= {"value": ["valid/bleu", "valid/exact"], "extra": ["train/seconds_per_epoch", "best/epoch", "params"]}
+    folder = run.grid(table, source=str(EXPERIMENTS / "copy_seq2seq" / "spec.yaml"))
+    head, _, *lines = [
+        [field.strip() for field in line.split("|")[1:-1]] for line in render(folder, "md").splitlines() if "|" in line
+    ]
+    assert head == [
+        "label", "valid BLEU", "paper valid BLEU", "valid exact match", "train s/epoch", "paper train s/epoch",
+        "best epoch", "paper best epoch", "parameters", "paper parameters",
+    ]  # fmt: skip
+    assert [line[2].strip("*") for line in lines] == ["0.03", "0.8392"]
+    assert [line[5].strip("*") for line in lines] == ["50", "66"]
+    assert [line[7].strip("*\\") for line in lines] == [">500", "6"]
+    assert [line[8] for line in lines] == ["30,019,166", "79,127,134"]
+    assert [line[9].strip("*") for line in lines] == ["30,019,166", "79,127,134"]
+    assert lines[0][3:5] == ["**61.25 (1)**", "41.03"]
+    content = json.loads(render(folder, "json"))["results"]["LSTM"]["paper"]
+    assert {name: number["value"] for name, number in content.items()} == {
+        "valid/bleu": 0.03, "train/seconds_per_epoch": 50, "best/epoch": ">500", "params": 30_019_166,
+    }  # fmt: skip
+    assert any("BLEU runs from 0 to 1" in line for line in render(folder, "md").splitlines())

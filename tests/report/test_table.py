@@ -115,7 +115,7 @@ def test_several_values_are_columns_with_directions_of_their_own(run_folder):
     run.add("b", 1, 31.0, metrics={"valid/loss": 2.75, "attended/cross": 8.0, "params": 950})
     folder = run.grid({"value": ["valid/loss", "test/bleu", "attended/cross"], "extra": ["params", "test/chrf"]})
     text = render(folder, "md")
-    assert "| a | **2.500 (1)** | 30.00 (1) | 9.0 (1) | 9.0 | 3.2M |  |" in text
+    assert "| a | **2.500 (1)** | 30.00 (1) | 9.0 (1) | 9.0 | 3,200,000 |  |" in text
     assert "| b | 2.750 (1) | **31.00 (1)** | 8.0 (1) | 8.0 | 950 |  |" in text
     assert "- no cell has measured test/chrf (measured: test/bleu, valid/loss)" in text
 

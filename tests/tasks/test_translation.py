@@ -17,7 +17,7 @@ from attnbench.data.corpus import Data
 from attnbench.models.base import Seq2SeqModel, Source
 from attnbench.models.transformer import TransformerSpec
 from attnbench.search.base import Hypothesis, Limits
-from attnbench.tasks import translation
+from attnbench.tasks import pairs as pair_tasks
 from attnbench.tasks.translation import Translation, TranslationSpec
 
 DEMO: dict[str, Any] = {"kind": "demo", "pairs": 1500, "held_out": 23}
@@ -199,7 +199,7 @@ def test_compounds_are_split_when_asked_for(data):
 
 
 def test_translate_keeps_the_order_of_lines(data, task, monkeypatch):
-    monkeypatch.setattr(translation, "SENTENCES", 4)
+    monkeypatch.setattr(pair_tasks, "SENTENCES", 4)
     oracle, pairs = Oracle(data, "test"), data.split("test")
     lines = list(pairs.source)[:10]
     found = task.translate(build(task.spec), data, lines, oracle)
@@ -216,7 +216,7 @@ def widest(data, split):
 def test_a_pair_longer_than_the_model_is_told_before_training(data, task, split, monkeypatch):
     longest = widest(data, split)
     model = build(task.spec, max_length=longest - 1)
-    monkeypatch.setattr(translation, "SPLITS", (split,))
+    monkeypatch.setattr(pair_tasks, "SPLITS", (split,))
     mend = rf"the {split} split has {longest} tokens, and the model reads {longest - 1}; raise model.max_length"
     with pytest.raises(AttnbenchError, match=mend) as caught:
         task.check(model, data)
@@ -236,7 +236,7 @@ def test_a_sentence_longer_than_the_model_names_the_mend(data, task):
 
 @pytest.mark.parametrize("sample", [5, 256])
 def test_inspect_measures_every_site_on_the_first_sentences(data, task, monkeypatch, sample):
-    monkeypatch.setattr(translation, "SAMPLE", sample)
+    monkeypatch.setattr(pair_tasks, "SAMPLE", sample)
     site = {"transform": {"kind": "topk", "k": 2, "ties": "index"}}
     model = build(task.spec, attention={"cross": site, "decoder_self": site})
     metrics = task.inspect(model, data, "valid", 200)

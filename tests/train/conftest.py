@@ -77,6 +77,10 @@ class ToyTask:
         assert split == "valid"
         return Metrics({"bleu": searcher(model)}, {}, {}, {})
 
+    def sample_bleu(self, model: Any, data: Any, searcher: Any, tokens: int, size: int) -> float:
+        assert not model.training
+        return searcher(model) + size
+
     def inspect(self, model: Any, data: Any, split: str, tokens: int) -> Metrics:
         raise NotImplementedError
 
@@ -103,7 +107,7 @@ class Log:
 
     def untimed(self) -> list[dict[str, Any]]:
         """The lines without what a clock says."""
-        timed = {"elapsed_s", "train/tokens_per_s", "valid/seconds"}
+        timed = {"elapsed_s", "train/tokens_per_s", "valid/seconds", "epoch/seconds", "epoch/valid_seconds"}
         return [{name: value for name, value in line.items() if name not in timed} for line in self.lines]
 
 

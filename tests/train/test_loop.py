@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -99,6 +100,62 @@ def test_epochs_are_counted_in_batches(toys: Any, accumulate: int):
     assert len(toy.task.seen) == steps * accumulate
     assert toy.log.lines[-1]["step"] == steps  # the end is validated wherever it falls
     assert "valid/loss" in toy.log.lines[-1]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_validation_at_the_end_of_each_epoch(toys: Any, accumulate: int):
+    toy = toys(max_steps=1000, max_epochs=3, accumulate=accumulate, validate_every="epoch", log_every=1)
+    toy()
+    steps = [math.ceil(number * toys.per_epoch / accumulate) for number in (1, 2, 3)]
+    validated = [line for line in toy.log.lines if "valid/loss" in line]
+    passed = [line for line in toy.log.lines if "epoch/train_loss" in line]
+    assert [line["step"] for line in validated] == [line["step"] for line in passed] == steps
+    assert [line["epoch"] for line in passed] == [1, 2, 3]
+    assert set(checkpoint_steps(toy.log.checkpoints)) <= set(steps)
+    trained = [line for line in toy.log.lines if "train/loss" in line]
+    seen = 0
+    for begin, end, line, valid in zip([0, *steps], steps, passed, validated, strict=False):
+        own = trained[begin:end]
+        tokens = own[-1]["train/tokens"] - seen
+        seen = own[-1]["train/tokens"]
+        assert line["epoch/tokens"] == tokens
+        share = [each["train/tokens"] - before for each, before in zip(own, _before(own, seen - tokens), strict=True)]
+        nll = sum(each["train/nll"] * part for each, part in zip(own, share, strict=True)) / tokens
+        assert line["epoch/train_loss"] == pytest.approx(nll)
+        assert line["epoch/train_ppl"] == pytest.approx(math.exp(nll))
+        assert line["epoch/valid_loss"] == valid["valid/loss"]
+        assert line["epoch/seconds"] > 0
+
+
+def _before(lines: list[dict[str, Any]], first: int) -> list[int]:
+    return [first, *(line["train/tokens"] for line in lines[:-1])]
+
+
+def test_the_end_of_a_training_is_validated_inside_an_epoch_too(toys: Any):
+    toy = toys(max_steps=7, validate_every="epoch")
+    toy()
+    assert [line["step"] for line in toy.log.lines if "valid/loss" in line] == [5, 7]
+    assert [line["step"] for line in toy.log.lines if "epoch/train_loss" in line] == [5]
+
+
+def test_bleu_of_training_sentences_is_in_the_curve_where_asked(toys: Any):
+    scores = [10.0, 20.0, 30.0, 40.0]
+    fields = {"max_steps": 10, "validate_every": "epoch", "validate_bleu": True}
+    toy = toys(toys.Task(), validator=lambda model: scores.pop(0), train_bleu=7, **fields)
+    toy()
+    assert toy.log.of("epoch/valid_bleu") == [10.0, 30.0]
+    assert toy.log.of("epoch/train_bleu") == [27.0, 47.0]
+
+
+@pytest.mark.parametrize(("fields", "words"), [
+    ({"validate_every": "epochs"}, "from 1 on, or 'epoch', not 'epochs'"),
+    ({"validate_every": 0}, "from 1 on, or 'epoch', not 0"),
+    ({"validate_every": True}, "not True"),
+    ({"train_bleu": 5}, "train_bleu needs validate_every: epoch and validate_bleu: true"),
+])  # fmt: skip
+def test_faults_of_the_curves(toys: Any, fields: dict[str, Any], words: str):
+    with pytest.raises(ValidationError, match=words):
+        toys.spec(**fields)
 
 
 def test_validation_bleu_chooses_where_asked(toys: Any):
@@ -264,11 +321,11 @@ def same(one: tuple[Any, ...], two: tuple[Any, ...]) -> None:
 FIELDS: dict[str, Any] = {"max_steps": 23, "log_every": 3, "validate_every": 5, "accumulate": 2, "clip": 0.5}
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_training_cut_off_anywhere_ends_as_if_it_had_not_been(toys: Any, precision: str):
-    whole = toys(name="whole", precision=precision, **FIELDS)
+@pytest.mark.parametrize("changes", [{}, {"precision": "bf16"}, {"validate_every": "epoch"}], ids=str)
+def test_a_training_cut_off_anywhere_ends_as_if_it_had_not_been(toys: Any, changes: dict[str, Any]):
+    whole = toys(name="whole", **FIELDS | changes)
     whole()
-    cut = toys(name="cut", precision=precision, **FIELDS)
+    cut = toys(name="cut", **FIELDS | changes)
 
     def kill(batch: Any) -> None:
         if len(cut.task.seen) in (3, 7, 20, 28, 45):  # counted over all attempts

@@ -68,6 +68,10 @@ class DatasetSpec(Spec):
             "by_hand": cls.by_hand,
         }
 
+    def usual(self) -> Mapping[str, Any]:
+        """`recipe`, or what takes its place where the fields decide it."""
+        return self.recipe
+
     def bundles(self) -> list[list[Remote]]:
         """The files to fetch, in each of the ways they are published, the best first; none: nothing can be fetched."""
         return []

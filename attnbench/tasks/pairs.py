@@ -1,0 +1,172 @@
+"""What every task on sentence pairs does the same way: its data, loss, decoding and attention. Tasks add the scores."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnbench.core.errors import AttnbenchError
+from attnbench.data.base import BOS, EOS, PAD, Batch
+from attnbench.data.corpus import Data
+from attnbench.data.datasets.base import SPLITS
+from attnbench.data.prepare import prepare, prepared_path
+from attnbench.data.recipe import Recipe
+from attnbench.metrics.bleu import Score
+from attnbench.metrics.likelihood import perplexity
+from attnbench.metrics.sparsity import SiteSparsity
+from attnbench.models.base import Seq2SeqModel, Sizes, Source
+from attnbench.search.base import Hypothesis, Limits, Searcher
+from attnbench.tasks.base import Loss, Metrics, TaskSpec
+from attnbench.tasks.loss import smoothed_cross_entropy
+
+SENTENCES = 64
+"""Sentences decoded at a time where they are not in batches yet."""
+SAMPLE = 256
+"""Sentences of a split on which attention is measured: the first ones."""
+
+
+class PairSpec(Recipe, TaskSpec):
+    """A task on a parallel corpus: the fields of the data's recipe, and those that a task adds for its scores."""
+
+    def data_recipe(self) -> Recipe:
+        """The part that decides what the prepared data look like."""
+        return Recipe.model_validate({name: getattr(self, name) for name in Recipe.model_fields})
+
+    def model_sizes(self) -> Sizes:
+        source, target, joint = self.sizes()
+        return Sizes(source, target, joint, PAD)
+
+    def data_path(self, cache: Path) -> Path:
+        return prepared_path(self.data_recipe(), cache)
+
+    def prepare(self, cache: Path, source: Path | None, offline: bool) -> Path:
+        return prepare(self.data_recipe(), cache=cache, source=source, offline=offline)
+
+    def open(self, at: Path) -> Data:
+        return Data.open(at)
+
+
+class PairTask(ABC):
+    """A Task but for its scores."""
+
+    def __init__(self) -> None:
+        self.limits = Limits(bos=BOS, eos=EOS, pad=PAD)
+
+    @abstractmethod
+    def bleu(self, lines: Sequence[str], references: Sequence[str]) -> Score:
+        """The score called `bleu` of tokenised lines against tokenised references."""
+
+    @abstractmethod
+    def score(self, data: Data, split: str, lines: list[str]) -> Metrics:
+        """Scores of tokenised output lines, in the order of the split."""
+
+    @abstractmethod
+    def written(self, data: Data, lines: list[str]) -> list[str]:
+        """Tokenised output lines as a person is shown them."""
+
+    def check(self, model: Seq2SeqModel, data: Data) -> None:
+        for split in SPLITS:
+            widest = data.split(split).ids.widest
+            if model.max_length is not None and widest > model.max_length:
+                raise AttnbenchError(
+                    f"the longest pair of the {split} split has {widest} tokens, and the model reads "
+                    f"{model.max_length}; raise model.max_length"
+                    + (", or lower task.max_length (in words)" if split == "train" else "")
+                )
+
+    def count(self, batch: Batch) -> int:
+        return int(batch.target_valid.sum())
+
+    def loss(self, model: Seq2SeqModel, batch: Batch, smoothing: float) -> Loss:
+        memory = model.encode(Source(batch.source, batch.source_valid))
+        hidden = model.decode(memory, batch.target_in).hidden
+        logits = model.logits(hidden[batch.target_valid])  # padding never reaches the vocabulary
+        return Loss(*smoothed_cross_entropy(logits, batch.target_out[batch.target_valid], smoothing))
+
+    @torch.no_grad()
+    def validate(self, model: Seq2SeqModel, data: Data, split: str, tokens: int) -> dict[str, float]:
+        device = next(model.parameters()).device
+        nats, count = 0.0, 0
+        for batch in data.eval_batches(split, tokens=tokens):
+            nats += self.loss(model, to_device(batch, device), 0.0).nll.item()
+            count += self.count(batch)
+        return {"loss": nats / max(1, count), "ppl": perplexity(nats, count) or float("nan")}
+
+    @torch.no_grad()
+    def decode(self, model: Seq2SeqModel, batches: Iterable[Batch], searcher: Searcher) -> dict[int, Hypothesis]:
+        """Line of the split -> the best output."""
+        device = next(model.parameters()).device
+        decoded: dict[int, Hypothesis] = {}
+        for batch in batches:
+            source = Source(batch.source.to(device), batch.source_valid.to(device))
+            found = searcher(model, source, self.limits)
+            decoded |= {line: best[0] for line, best in zip(batch.index.tolist(), found, strict=True)}
+        return decoded
+
+    def evaluate(self, model: Seq2SeqModel, data: Data, split: str, searcher: Searcher, tokens: int) -> Metrics:
+        started = time.perf_counter()
+        decoded = self.decode(model, data.eval_batches(split, tokens=tokens), searcher)
+        seconds = time.perf_counter() - started
+        lines = [data.target_vocabulary.decode(decoded[line].tokens) for line in range(len(decoded))]
+        metrics = self.score(data, split, lines)
+        produced = sum(len(best.tokens) + 1 for best in decoded.values())
+        metrics.values["unfinished"] = sum(not best.finished for best in decoded.values())
+        metrics.values.update({"decode_seconds": seconds, "decode_tokens_per_s": produced / max(seconds, 1e-9)})
+        return metrics
+
+    def sample_bleu(self, model: Seq2SeqModel, data: Data, searcher: Searcher, tokens: int, size: int) -> float:
+        """`bleu` of training sentences: `size` of them, and no more than valid has, at equal distances."""
+        pairs = data.split("train")
+        size = min(size, len(data.split("valid")), len(pairs))
+        chosen = np.arange(size) * len(pairs) // size
+        decoded = self.decode(model, data.eval_batches("train", tokens=tokens, lines=chosen), searcher)
+        lines = [data.target_vocabulary.decode(decoded[line].tokens) for line in chosen.tolist()]
+        return self.bleu(lines, [pairs.target[line] for line in chosen.tolist()]).value
+
+    @torch.no_grad()
+    def translate(self, model: Seq2SeqModel, data: Data, lines: Sequence[str], searcher: Searcher) -> list[str]:
+        """Outputs for raw source lines as a person is shown them, in their order."""
+        device = next(model.parameters()).device
+        encoded = [[*data.source_vocabulary.encode(line), EOS] for line in data.tokenize(lines)]
+        order = sorted(range(len(encoded)), key=lambda line: len(encoded[line]))
+        found: dict[int, str] = {}
+        for start in range(0, len(order), SENTENCES):
+            chosen = order[start : start + SENTENCES]
+            rows = [torch.tensor(encoded[line]) for line in chosen]
+            padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD).to(device)
+            best = searcher(model, Source(padded, padded != PAD), self.limits)
+            found |= {
+                line: data.target_vocabulary.decode(each[0].tokens) for line, each in zip(chosen, best, strict=True)
+            }
+        return self.written(data, [found[line] for line in range(len(encoded))])
+
+    @torch.no_grad()
+    def inspect(self, model: Seq2SeqModel, data: Data, split: str, tokens: int) -> Metrics:
+        device = next(model.parameters()).device
+        sites = SiteSparsity()
+        seen = 0
+        for whole in data.eval_batches(split, tokens=tokens):
+            chosen = whole.index < SAMPLE
+            if not chosen.any():
+                continue
+            batch = to_device(Batch(*(tensor[chosen] for tensor in whole)), device)
+            seen += int(chosen.sum())
+            memory = model.encode(Source(batch.source, batch.source_valid), need_weights=True)
+            maps = model.decode(memory, batch.target_in, need_weights=True).maps or {}
+            for site, layers in maps.items():
+                queries = batch.source_valid if site == "encoder_self" else batch.target_valid
+                for weights in layers:
+                    sites.add(site, weights, queries)
+        values = {name: value for name, value in sites.numbers().items() if value is not None}
+        return Metrics(values, {}, {"attended": seen}, {})
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    tensors: list[Tensor] = [tensor.to(device) for tensor in batch]
+    return Batch(*tensors)
