@@ -173,6 +173,11 @@ class Sites(Spec):
             return False
         return True
 
+    def require(self, longest_source: int | None) -> None:
+        """Raise ValueError when a module misses a field that this length, of the longest source, cannot replace."""
+        for role in self.roles:
+            self.site(role).module.require(longest_source)
+
     def site(self, role: Role) -> SiteSpec:
         return getattr(self, role)
 

@@ -32,7 +32,7 @@ class Dims(NamedTuple):
     heads: int = 1
     query_width: int = 1
     key_width: int = 1
-    longest_source: int = 1024
+    longest_source: int | None = None
 
 
 class AttentionOutput(NamedTuple):

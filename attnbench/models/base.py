@@ -43,6 +43,8 @@ class Sizes(NamedTuple):
     target_vocab: int
     joint: bool
     pad: int = 0
+    longest_source: int | None = None
+    """Tokens of the longest source, EOS included, where it is known without the data."""
 
 
 class ModelSpec(Spec):
@@ -51,6 +53,9 @@ class ModelSpec(Spec):
     kind: str
     sequential: ClassVar[bool] = False
     """True: the decoder runs step by step in training too, so history-dependent transforms are admitted."""
+
+    def check(self, sizes: Sizes) -> None:
+        """Raise ValueError where the model cannot be built for such data."""
 
     def build(self, sizes: Sizes) -> Seq2SeqModel:
         raise NotImplementedError

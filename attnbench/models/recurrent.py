@@ -90,6 +90,9 @@ class RecurrentSpec(ModelSpec):
     def embedding_width(self) -> int:
         return self.embedding or self.width
 
+    def check(self, sizes: Sizes) -> None:
+        self.attention.require(sizes.longest_source)
+
     def build(self, sizes: Sizes) -> Recurrent:
         return Recurrent(self, sizes)
 
@@ -150,7 +153,7 @@ class Recurrent(Seq2SeqModel):
     def __init__(self, spec: RecurrentSpec, sizes: Sizes) -> None:
         super().__init__()
         site = spec.attention.cross
-        dims = Dims(query_width=spec.width, key_width=spec.encoder_width)
+        dims = Dims(query_width=spec.width, key_width=spec.encoder_width, longest_source=sizes.longest_source)
         self.encoder = Encoder(spec, sizes)
         self.table = _table(sizes.target_vocab, spec.embedding_width, sizes.pad)
         self.dropout = Dropout(spec.dropout)

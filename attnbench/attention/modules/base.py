@@ -90,6 +90,9 @@ class ModuleSpec(Spec):
     def check(self, site: Site, query_width: int, key_width: int) -> None:
         """Raise ValueError where it cannot stand between queries and keys of these widths."""
 
+    def require(self, longest_source: int | None) -> None:
+        """Raise ValueError when a field was not given that what is known of the sources' length cannot replace."""
+
     def build(self, site: Site, role: Role, width: int, dims: Dims, dropout: float) -> Attention:
         """width: of the contexts, where the module chooses; dropout: on the weights, in training.
 

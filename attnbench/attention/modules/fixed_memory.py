@@ -33,7 +33,8 @@ class FixedMemory(Attention):
         self.transform = site.transform.build(single)
         self.over_time = spec.enc_norm == "time"
         self.offset: Offset | None = spec.pe_offset if spec.positions else None
-        self.longest = spec.longest or dims.longest_source
+        spec.require(dims.longest_source)
+        self.longest = spec.longest or dims.longest_source or 1
         self.dense_in_eval = site.sparsify == "train"
         self.dropout = Dropout(dropout)
         self.context_width = dims.key_width
@@ -136,7 +137,7 @@ class FixedMemorySpec(ModuleSpec):
     pe_offset: Literal["as_printed", "plus_one"] = "as_printed"
     """Position encodings with s/S and k/K, or symmetric with (s+1)/(S+1) and k/(K+1)."""
     longest: int | None = Field(default=None, ge=1)
-    """S of the position encodings: the longest source of the data, in tokens with EOS; null: the model's limit."""
+    """S of the position encodings: the longest source of the data, in tokens with EOS; null: what model or data allow."""
 
     @model_validator(mode="after")
     def _encodes(self) -> Self:
@@ -154,6 +155,10 @@ class FixedMemorySpec(ModuleSpec):
 
     def check(self, site: Site, query_width: int, key_width: int) -> None:
         _unbounded("transform", site.transform)
+
+    def require(self, longest_source: int | None) -> None:
+        if self.positions and self.longest is None and longest_source is None:
+            raise ValueError("the position encodings need the length of the longest source: give module.longest")
 
     def build(self, site: Site, role: Role, width: int, dims: Dims, dropout: float) -> FixedMemory:
         return FixedMemory(self, site, dims, dropout)
