@@ -41,8 +41,8 @@ def by_hand(spec: TransformerSpec, sizes: Sizes) -> int:
     """Parameters, from the paper's figures alone."""
     d, f = spec.width, spec.ffn
     attention, feed_forward, norm = 4 * (d * d + d), 2 * d * f + f + d, 2 * d
-    encoder = attention + feed_forward + 2 * norm
-    decoder = 2 * attention + feed_forward + 3 * norm
+    encoder = attention + feed_forward + (1 if spec.shared_norm else 2) * norm
+    decoder = 2 * attention + feed_forward + (1 if spec.shared_norm else 3) * norm
     tables = {
         "all": sizes.target_vocab,
         "decoder": sizes.source_vocab + sizes.target_vocab,
@@ -50,6 +50,7 @@ def by_hand(spec: TransformerSpec, sizes: Sizes) -> int:
     }
     return (
         tables[spec.tie] * d
+        + (sizes.target_vocab if spec.output_bias else 0)
         + spec.layers * encoder
         + (spec.decoder_layers or spec.layers) * decoder
         + (2 * norm if spec.norm == "pre" else 0)
@@ -65,6 +66,7 @@ def by_hand(spec: TransformerSpec, sizes: Sizes) -> int:
     {},
     {"norm": "pre", "tie": "decoder"},
     {"positions": "learned", "tie": "none", "max_length": 77, "decoder_layers": 1},
+    {"norm": "pre", "tie": "decoder", "shared_norm": True, "output_bias": True},
 ])  # fmt: skip
 def test_parameters_of_every_preset(preset, more):
     spec, sizes = parse(preset=preset, **more), Sizes(5000, 6000 if more else 5000, joint=not more)
@@ -77,6 +79,12 @@ def test_the_models_of_the_paper(preset, wanted):
     """Vaswani et al. 2017, table 3 rounds them to 65 and 213 million; 37,000 joint subwords."""
     with torch.device("meta"):
         assert count(parse(preset=preset).build(Sizes(37000, 37000, joint=True))) == wanted
+
+
+def test_the_model_of_copy_this_sentence():
+    spec = parse(tie="none", positions="learned", max_length=1000, shared_norm=True, output_bias=True)
+    with torch.device("meta"):
+        assert count(spec.build(Sizes(22110, 22110, joint=False))) == 79_127_134
 
 
 def test_learned_alpha_is_one_a_head_and_site():
@@ -126,9 +134,10 @@ def copy_rest(ours: Any, theirs: Any, norms: list[str]) -> None:
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("more", [{}, {"shared_norm": True, "output_bias": True}], ids=["", "copy"])
 @torch.no_grad()
-def test_equals_torchs_own_transformer(norm):
-    model = build(norm=norm, decoder_layers=1)
+def test_equals_torchs_own_transformer(norm, more):
+    model = build(norm=norm, decoder_layers=1, **more)
     for parameter in model.parameters():
         parameter += 0.2 * torch.randn_like(parameter)
     shape = {"d_model": 8, "nhead": 2, "dim_feedforward": 12, "dropout": 0.0, "batch_first": True,
@@ -153,7 +162,19 @@ def test_equals_torchs_own_transformer(norm):
     wanted = model.decoder_norm(states)
     found = model.decode(model.encode(source), target).hidden
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-11)
-    torch.testing.assert_close(model.logits(found), wanted @ model.output.weight.T)
+    bias = model.output.bias if more else 0
+    torch.testing.assert_close(model.logits(found), wanted @ model.output.weight.T + bias)
+
+
+def test_the_norm_of_a_layer_is_its_own():
+    apart, shared = build(), build(shared_norm=True)
+    norms = [[id(m) for m in model.modules() if isinstance(m, nn.LayerNorm)] for model in (apart, shared)]
+    assert [len(set(each)) for each in norms] == [2 * 2 + 2 * 3, 2 + 2]
+
+
+def test_fields_that_came_later_leave_digests_alone():
+    assert parse(shared_norm=False, output_bias=False).digest() == parse().digest()
+    assert len({parse().digest(), parse(shared_norm=True).digest(), parse(output_bias=True).digest()}) == 3
 
 
 def test_only_pre_norm_ends_its_stacks_with_a_norm():
