@@ -222,7 +222,9 @@ def _epochs(run: Run, state: TrainState) -> dict[str, float]:
     """Whole passes over the data: how many were made, how many lay behind the best weights, how long one took."""
     lines = read_jsonl(run.folder / "metrics.jsonl")
     found: dict[str, float] = {"train/epochs": state.cursor[0]}
-    found |= {"best/epoch": line["epoch"] for line in lines if "valid/loss" in line and line["step"] == state.best_step}
+    for line in lines:
+        if "valid/loss" in line and line["step"] == state.best_step:
+            found["best/epoch"] = line["epoch"]
     seconds = [line["epoch/seconds"] for line in lines if "epoch/seconds" in line]
     return {**found, "train/seconds_per_epoch": statistics.median(seconds)} if seconds else found
 

@@ -15,7 +15,6 @@ from attnbench.search.beam import BeamSpec
 from attnbench.tasks.base import TaskField
 from attnbench.train.spec import TrainSpec
 
-
 WHOLE_CELL = "cell"
 """The axis whose entries change more than one part of a cell."""
 
