@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from attnbench.core.spec import Spec, unknown
+from attnbench.experiment.timing import TimingSpec
 from attnbench.models.base import ModelField
 from attnbench.models.transformer import TransformerSpec
 from attnbench.search.base import SearchField
@@ -30,6 +31,8 @@ class CellSpec(Spec):
     """Training."""
     search: SearchField = Field(default_factory=BeamSpec)
     """Decoding of the validation and test sets at the end."""
+    timing: TimingSpec | None = None
+    """Measure how long decoding takes; left out: it is not measured apart."""
     seed: int = Field(default=1, ge=0)
     """Seed of weights, dropout and the order of batches."""
 

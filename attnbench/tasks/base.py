@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
@@ -54,6 +54,12 @@ class Task(Protocol):
 
     def evaluate(self, model: Any, data: Any, split: str, searcher: Searcher, tokens: int) -> Metrics:
         """Decode a split and score it."""
+        ...
+
+    def decode(
+        self, model: Any, batches: Iterable[Any], searcher: Searcher, *, to_limit: bool = False
+    ) -> dict[int, list[int]]:
+        """Line of its split -> ids of the best output. to_limit: EOS ends no output, the search's limit does."""
         ...
 
     def sample_bleu(self, model: Any, data: Any, searcher: Searcher, tokens: int, size: int) -> float:
