@@ -39,7 +39,8 @@ def time_decoding(
     """Seconds of one decoding of the split: `seconds`, their mean; `seconds_spread`, their sample standard deviation.
 
     encode_seconds: the part of the encoder, timed alone. steps: tokens of the longest output of each batch, EOS
-    included. ms_per_step: of what is left without the encoder. Loading data, building the model and turning ids into text are no part of them.
+    included. ms_per_step: of what is left without the encoder. Loading data, building the model and turning ids into
+    text are no part of them.
     """
     most = tokens if spec.sentences is None else sys.maxsize
     batches = [

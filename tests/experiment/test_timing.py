@@ -51,7 +51,7 @@ def test_a_split_is_decoded_so_many_times(parts: Any, monkeypatch: pytest.Monkey
     counted = Counted(search.build())
     spec = TimingSpec(decode_runs=runs, sentences=sentences)
     metrics = time_decoding(task, model, data, spec, counted, RUNTIME, 4096)
-    batches = [size for size in counted.sizes[1:]][: 1 if sentences is None else 2]
+    batches = counted.sizes[1:][: 1 if sentences is None else 2]
     assert [rows for rows, _ in batches] == ([6] if sentences is None else [4, 2])
     assert counted.sizes == [batches[-1], *batches * runs]
     spans = [end - start for start, end in zip(ticks[1::2], ticks[2::2], strict=True)]
