@@ -17,7 +17,7 @@ from attnbench.attention.patterns.base import patterns
 from attnbench.attention.scores.base import scores as score_family
 from attnbench.attention.transforms.base import ScoreTransform, transforms
 from attnbench.attention.types import Dims
-from attnbench.core.registry import Registry
+from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec, dotted, problems, unknown
 
 
@@ -104,7 +104,7 @@ def _describe(family: Registry[Any], name: str) -> Mechanism:
     cls: type[Spec] = family.get(name)
     parameters = {
         key: Parameter(
-            _type_name(field.annotation), None if field.is_required() else _plain(field), field.description or "",
+            _field_type(field), None if field.is_required() else _plain(field), field.description or "",
             field.is_required(),
         )
         for key, field in cls.model_fields.items()
@@ -117,6 +117,12 @@ def _describe(family: Registry[Any], name: str) -> Mechanism:
 def _plain(field: FieldInfo) -> Any:
     default = field.get_default(call_default_factory=True)
     return default.dump() if isinstance(default, Spec) else default
+
+
+def _field_type(field: FieldInfo) -> str:
+    """A member of a family is called what the family calls it: `transform`."""
+    family = next((mark for mark in field.metadata if isinstance(mark, Family)), None)
+    return _type_name(field.annotation) if family is None else family.registry().noun
 
 
 def _type_name(annotation: Any) -> str:

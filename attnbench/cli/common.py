@@ -150,9 +150,13 @@ def show_dry_run(plan: dict[str, Any], *, as_json: bool) -> None:
     for cell in plan["cells"]:
         table.add_row(
             cell["label"], str(cell["seed"]), cell["digest"][:8], f"{cell['parameters']:,}",
-            "yes" if cell["done"] else "no", "yes" if cell["data_ready"] else "no",
+            "elsewhere" if cell["taken_from"] else "yes" if cell["done"] else "no",
+            "yes" if cell["data_ready"] else "no",
         )  # fmt: skip
     out.print(table)
+    for cell in plan["cells"]:
+        if cell["taken_from"]:
+            out.print(f"{cell['label']}, seed {cell['seed']}: done in {cell['taken_from']}", markup=False)
     out.print(f"{len(plan['cells'])} cells would go to {plan['folder']}; nothing was written", markup=False)
 
 

@@ -19,6 +19,8 @@ from attnbench.core.errors import AttnbenchError, SpecError
 
 YamlPath = tuple[str | int, ...]
 _DEEPEST = 64
+_LONGEST = 1_000_000
+"""Characters of a YAML text once every alias is spelt out; the longest of ours has some ten thousand."""
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
@@ -161,6 +163,21 @@ def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
 _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
+def _length(node: yaml.Node | None, known: dict[int, int]) -> int:
+    """About as many characters as the node has with its aliases spelt out; each node is looked at once."""
+    if node is None:
+        return 0
+    if id(node) not in known:
+        known[id(node)] = 0  # met again inside itself: told by _lines
+        if isinstance(node, yaml.MappingNode):
+            parts = [part for pair in node.value for part in pair]
+        else:
+            parts = node.value if isinstance(node, yaml.SequenceNode) else []
+        own = len(node.value) if isinstance(node, yaml.ScalarNode) else 0
+        known[id(node)] = 1 + own + sum(_length(part, known) for part in parts)
+    return known[id(node)]
+
+
 def _lines(node: yaml.Node | None, path: YamlPath, into: dict[YamlPath, int], name: str) -> None:
     if node is None:
         return
@@ -186,10 +203,12 @@ def _lines(node: yaml.Node | None, path: YamlPath, into: dict[YamlPath, int], na
 def parse_yaml(text: str, name: str = "<text>") -> tuple[Any, dict[YamlPath, int]]:
     """The value of a YAML text, and the line (1-based) on which each path of it begins.
 
-    Raises SpecError for what is not YAML and for a key that stands twice.
+    Raises SpecError for what is not YAML, for a key that stands twice, and for aliases that make a small text huge.
     """
     try:
         node = yaml.compose(text, Loader=_Loader)
+        if _length(node, {}) > _LONGEST:  # before anything walks it: nine aliases of nine aliases and so on never end
+            raise SpecError(f"{name}: with every `*` spelt out this has more than {_LONGEST:,} characters; shorten it")
         lines: dict[YamlPath, int] = {}
         _lines(node, (), lines, name)
         return yaml.load(text, Loader=_Loader), lines

@@ -129,7 +129,7 @@ def spec_error(error: ValidationError, name: str, lines: Mapping[YamlPath, int |
     lines: the line of `name` on which a path begins, or the place itself where the path was not given there.
     """
     rows = []
-    for path, message in problems(error, at):
+    for path, message in _united(problems(error, at), lines):
         kept = path
         while kept and kept not in lines:  # a path that the file does not spell out: its nearest parent
             kept = kept[:-1]
@@ -138,3 +138,28 @@ def spec_error(error: ValidationError, name: str, lines: Mapping[YamlPath, int |
         if row not in rows:
             rows.append(row)
     return SpecError("\n".join(rows))
+
+
+_BRANCH = re.compile(r"str|int|float|bool|none|(list|dict|tuple|set|literal|constrained|function|is-instance)\b.*")
+"""What pydantic calls a branch of a union in the path of a fault."""
+
+
+def _united(faults: Sequence[tuple[YamlPath, str]], lines: Mapping[YamlPath, int | str]) -> list[tuple[YamlPath, str]]:
+    """The faults with one for all branches of a union: those of the branch that fits best, or all messages in one."""
+    found: dict[YamlPath, list[str]] = {}
+    unions: set[YamlPath] = set()
+    for path, message in faults:
+        told: YamlPath = ()
+        for part in path:
+            if isinstance(part, str) and _BRANCH.fullmatch(part) and (*told, part) not in lines:
+                unions.add(told)
+            else:
+                told = (*told, part)
+        found.setdefault(told, []).append(message)
+    united = []
+    for path, messages in found.items():
+        if path not in unions:
+            united += [(path, message) for message in messages]
+        elif not any(other[: len(path)] == path for other in found if other != path):
+            united.append((path, ", or ".join(messages)))
+    return united

@@ -6,7 +6,7 @@ import copy
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,14 @@ class Document:
         node[axis] = values
         return self.laid_over(raw, ("grid", "axes", axis), origin)
 
+    @classmethod
+    def forget_axes(cls, raw: Raw, axes: Any) -> None:
+        """Drop from `raw` the seeds of entries that its grid has no more once `axes` take the place of its own."""
+        grid = raw.get("grid")
+        if isinstance(grid, dict) and isinstance(grid.get("axes"), Mapping) and isinstance(axes, Mapping):
+            for path, values in grid["axes"].items():
+                cls._forget_seeds(grid, values, axes.get(path, []))
+
     @staticmethod
     def _forget_seeds(grid: Raw, old: Any, new: Any) -> None:
         """Drop the seeds of entries that an axis no longer has."""
@@ -96,12 +104,13 @@ class Document:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A validated grid of cells. raw: the document it came from."""
+    """A validated grid of cells. document: what it came from. part: cells chosen from a grid, not the whole of it."""
 
     name: str
     table: TableSpec
     cells: tuple[Cell, ...]
     document: Document
+    part: bool = False
 
     @property
     def title(self) -> str:
@@ -141,6 +150,8 @@ def override_document(document: Document, override: str) -> Document:
     if name.startswith(_AXES):
         return document.with_axis(name.removeprefix(_AXES), value, origin)
     raw = copy.deepcopy(document.raw)
+    if name == "grid.axes":
+        document.forget_axes(raw, value)
     try:
         place(raw, name, value, merge=False)
     except ValueError as error:
@@ -263,8 +274,22 @@ def _cell(base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None, do
     try:
         spec = CellSpec.model_validate(raw)
     except ValidationError as error:
-        raise spec_error(error, document.source, lines) from None
+        fault = spec_error(error, document.source, lines)
+        raise SpecError(f"{fault}{_mend(base, picks, seed, document)}") from None
     return Cell(" ".join(labels) or "run", spec.seed, axes, spec, spec.digest())
+
+
+def _mend(base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None, document: Document) -> str:
+    """What helps a cell at the crossing of the spec's own axes with others, if those alone would do."""
+    given = [pick for pick in picks if isinstance(document.lines.get(("grid", "axes", pick[0])), str)]
+    own = [path for path, _, _ in picks if path not in {pick[0] for pick in given}]
+    if not given or not own:
+        return ""
+    try:
+        _cell(base, given, seed, document)
+    except SpecError:
+        return ""
+    return f"\nThis is a cell of the spec's own axes too ({', '.join(own)}); to leave those out: --set 'grid.axes={{}}'"
 
 
 def _lay(raw: Raw, path: str, content: Any) -> None:
@@ -350,4 +375,4 @@ def only(experiment: Experiment, label: str | None) -> Experiment:
     if label is not None and label not in labels:
         raise SpecError(f"--cell {label}: {unknown('cell', label, labels)}")
     cells = tuple(cell for cell in experiment.cells if label in (None, cell.label))
-    return Experiment(experiment.name, experiment.table, cells, experiment.document)
+    return replace(experiment, cells=cells, part=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from attnbench.core.files import (
 )
 from attnbench.core.lock import LockedError, locked
 from attnbench.experiment.grid import Cell, Experiment
+
+log = logging.getLogger("attnbench")
 
 ERROR, TRACEBACK = "error.txt", "traceback.txt"
 UNSAVED = ("checkpoints", "lock", ERROR, TRACEBACK)
@@ -120,14 +123,22 @@ def adopt(root: Path, cell: Cell, elsewhere: Iterable[Path], content: str | None
     Returns where it was found, None if nowhere: the same run need not be made twice for two tables.
     """
     target = root / "cells" / cell.folder
+    found = find_done(root, cell, elsewhere, content)
+    if found is not None:
+        try:
+            with locked(target / "lock"):
+                _copy(found, target)
+        except LockedError:  # whoever runs it will finish it
+            return None
+    return found
+
+
+def find_done(root: Path, cell: Cell, elsewhere: Iterable[Path], content: str | None = None) -> Path | None:
+    """The finished cell that `adopt` would copy, None if there is none; touches nothing."""
+    target = root / "cells" / cell.folder
     for place in elsewhere:
         for result in sorted(place.glob(f"**/cells/*-{cell.digest[:8]}/result.json")):
             if result.parent != target and _belongs(result, cell, content):
-                try:
-                    with locked(target / "lock"):
-                        _copy(result.parent, target)
-                except LockedError:  # whoever runs it will finish it
-                    return None
                 return result.parent
     return None
 
@@ -155,17 +166,61 @@ def _belongs(result: Path, cell: Cell, content: str | None) -> bool:
 
 
 def write_grid(root: Path, experiment: Experiment, command: str) -> None:
-    """runs/<name>/{spec.yaml,grid.json}: what the table is made from."""
-    document = experiment.document
+    """runs/<name>/{spec.yaml,grid.json}: what the table is made from.
+
+    Cells chosen from a grid join the grid that is there; a whole grid takes its place. Raises AttnbenchError while
+    another process is writing there.
+    """
+    try:
+        with locked(root / "lock"):
+            _write_grid(root, experiment, command)
+    except LockedError as error:
+        raise AttnbenchError(f"{error}: another command has just begun there; run this one again") from None
+
+
+def _write_grid(root: Path, experiment: Experiment, command: str) -> None:
+    document, path = experiment.document, root / "grid.json"
+    entries = [cell.entry() for cell in experiment.cells]
+    there = _grid(path) if experiment.part else None
+    if there is not None and not {_spot(entry) for entry in there["cells"]} <= set(map(_spot, entries)):
+        write_json(path, {**there, "cells": _joined(there["cells"], entries)})
+        return
     write_atomic(root / "spec.yaml", dump_yaml(document.raw))
     write_json(
-        root / "grid.json",
+        path,
         {
             "schema_version": 1,
             "name": experiment.name,
             "command": command,
             "source": None if document.path is None else str(document.path),
             "table": experiment.table.dump(),
-            "cells": [cell.entry() for cell in experiment.cells],
+            "cells": entries,
         },
     )
+
+
+def _grid(path: Path) -> dict[str, Any] | None:
+    """The grid.json that is there; None where there is none, or a damaged one."""
+    try:
+        grid = json.loads(path.read_bytes())
+        return grid if list(map(_spot, grid["cells"])) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _spot(entry: Mapping[str, Any]) -> tuple[str, str, int]:
+    """The place of a cell in its table."""
+    return entry["label"], json.dumps(entry["axes"], sort_keys=True), entry["seed"]
+
+
+def _joined(there: list[dict[str, Any]], chosen: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The cells of a grid with the chosen ones among them: where they stood, or at the end."""
+    new = {_spot(entry): entry for entry in chosen}
+    for entry in there:
+        if new.get(_spot(entry), entry)["digest"] != entry["digest"]:
+            log.warning(
+                "[%s, seed %d] has other settings than the cell that stood in this table (%s, whose folder stays)",
+                entry["label"], entry["seed"], entry["folder"],
+            )  # fmt: skip
+    kept = [new.pop(_spot(entry), entry) for entry in there]
+    return [*kept, *new.values()]

@@ -18,7 +18,7 @@ from attnbench.experiment.executor import Outcome, choose_executor
 from attnbench.experiment.grid import Cell, Document, Experiment, expand, override_document, read_document
 from attnbench.experiment.pipeline import Listener, Place, content_sha256, count_parameters
 from attnbench.experiment.progress import Bars, plain_listener
-from attnbench.experiment.run import adopt, is_done, write_grid
+from attnbench.experiment.run import adopt, find_done, is_done, write_grid
 from attnbench.tasks.translation import TranslationSpec
 from attnbench.train.runtime import all_devices
 
@@ -96,13 +96,17 @@ def _found(root: Path, cell: Cell, experiment: Experiment, settings: Settings) -
                 "run with --fresh, or under another name"
             )
         return True
-    elsewhere = [settings.runs]
-    if experiment.document.path is not None:
-        elsewhere.insert(0, experiment.document.path.parent / "results")
-    origin = adopt(root, cell, [place for place in elsewhere if place.is_dir()], _content(cell, settings))
+    origin = adopt(root, cell, _elsewhere(experiment, settings), _content(cell, settings))
     if origin is not None:
         log.info("[%s, seed %d] taken from %s", cell.label, cell.seed, origin)
     return origin is not None
+
+
+def _elsewhere(experiment: Experiment, settings: Settings) -> list[Path]:
+    """Where finished cells of other tables may be: committed beside the spec, or among the runs."""
+    path = experiment.document.path
+    places = [*([path.parent / "results"] if path is not None else []), settings.runs]
+    return [place for place in places if place.is_dir()]
 
 
 def _prepared(cell: Cell, settings: Settings) -> bool:
@@ -128,25 +132,33 @@ def prepare_data(cells: Sequence[Cell], settings: Settings) -> None:
 
 
 def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
-    """What a run would do: the resolved spec, the cells, parameters, whether the data are there. Writes nothing."""
+    """What a run would do: the resolved spec, the cells, parameters, whether the data are there. Writes nothing.
+
+    A cell is done, too, where a run would take over its result; `taken_from` is the place.
+    """
+    root = root_of(experiment, settings)
     counted: dict[str, int] = {}
     cells = []
     for cell in experiment.cells:
         key = dump_yaml([cell.spec.model.dump(), list(cell.spec.task.model_sizes())])
         if key not in counted:
             counted[key] = count_parameters(cell.spec)
+        own, origin = not settings.fresh and is_done(root, cell), None
+        if not own and not settings.fresh:
+            origin = find_done(root, cell, _elsewhere(experiment, settings), _content(cell, settings))
         cells.append(
             {
                 **cell.entry(),
                 "parameters": counted[key],
-                "done": is_done(root_of(experiment, settings), cell),
+                "done": own or origin is not None,
+                "taken_from": None if origin is None else str(origin),
                 "data": str(cell.spec.task.data_path(settings.cache)),
                 "data_ready": (cell.spec.task.data_path(settings.cache) / "manifest.json").is_file(),
             }
         )
     return {
         "name": experiment.name,
-        "folder": str(root_of(experiment, settings)),
+        "folder": str(root),
         "cells": cells,
         "spec": experiment.cells[0].spec.dump(),
         "table": experiment.table.dump(),

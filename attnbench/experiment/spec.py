@@ -6,6 +6,7 @@ import re
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from attnbench.core.spec import Spec, unknown
 from attnbench.experiment.timing import TimingSpec
@@ -83,14 +84,19 @@ class GridSpec(Spec):
     @classmethod
     def _filled(cls, axes: dict[str, list[Any]]) -> dict[str, list[Any]]:
         for path, values in axes.items():
-            if not values:
-                raise ValueError(f"the axis '{path}' has no values")
             head = path.split(".")[0]
+            if not values:
+                raise _at(path, f"the axis '{path}' has no values")
             if path != WHOLE_CELL and head not in CellSpec.model_fields:
-                raise ValueError(f"axis '{path}': {unknown('key', head, list(CellSpec.model_fields))}")
+                raise _at(path, unknown("key", head, list(CellSpec.model_fields)))
             if path == "seed":
-                raise ValueError("seeds are no axis; list them under grid.seeds")
+                raise _at(path, "seeds are no axis; list them under grid.seeds")
         return axes
+
+
+def _at(axis: str, message: str) -> PydanticCustomError:
+    """A fault that is told where the axis was given, not where all of them begin."""
+    return PydanticCustomError("unknown_key", "{message}", {"key": axis, "message": message})
 
 
 class CompareSpec(Spec):
@@ -121,8 +127,8 @@ class TableSpec(Spec):
     """More metrics, one column each."""
 
 
-class ExperimentSpec(CellSpec):
-    """One experiment: one YAML file."""
+class Header(Spec):
+    """The part of an experiment that no cell sees."""
 
     name: str
     """Names the run folder: runs/<name>/. Letters, digits, `.`, `_`, `-`, and `/` between parts."""
@@ -134,24 +140,10 @@ class ExperimentSpec(CellSpec):
     @field_validator("name")
     @classmethod
     def _folder(cls, name: str) -> str:
-        return check_name(name)
+        if not all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", part) for part in name.split("/")):
+            raise ValueError(f"'{name}' cannot name a folder: use letters, digits, '.', '_', '-' and '/' between parts")
+        return name
 
 
-class Header(Spec):
-    """The part of an experiment that no cell sees."""
-
-    name: str
-    grid: GridSpec = Field(default_factory=GridSpec)
-    table: TableSpec = Field(default_factory=TableSpec)
-
-    @field_validator("name")
-    @classmethod
-    def _folder(cls, name: str) -> str:
-        return check_name(name)
-
-
-def check_name(name: str) -> str:
-    """`name` if it can name a folder below runs/; raises ValueError otherwise."""
-    if not all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", part) for part in name.split("/")):
-        raise ValueError(f"'{name}' cannot name a folder: use letters, digits, '.', '_', '-' and '/' between parts")
-    return name
+class ExperimentSpec(Header, CellSpec):
+    """One experiment: one YAML file."""

@@ -1,4 +1,4 @@
-"""What Transformer layers are made of: embeddings, positions, feed-forward blocks, residual connections."""
+"""What models are made of: embeddings, positions, feed-forward blocks, residual connections."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from attnbench.core.dropout import Dropout
 from attnbench.core.errors import AttnbenchError
+from attnbench.models.base import Sizes
 
 PositionKind = Literal["sinusoid", "learned"]
 NormKind = Literal["pre", "post"]
+TieKind = Literal["all", "decoder", "none"]
 L = TypeVar("L", bound=nn.Module)
 
 
@@ -35,6 +37,15 @@ def sinusoid(positions: Int[Tensor, "N"], width: int) -> Float[Tensor, "N D"]:
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width]
 
 
+def require_positions(end: int, max_length: int) -> None:
+    """Raise AttnbenchError where a sequence of `end` tokens leaves the positions that a model has."""
+    if end > max_length:
+        raise AttnbenchError(
+            f"a sequence of {end} tokens is longer than model.max_length {max_length}; "
+            "raise it, or lower task.max_length"
+        )
+
+
 class Embedding(nn.Module):
     """Token embeddings times sqrt(D), plus positions, then dropout. The table may be shared between sides."""
 
@@ -53,23 +64,29 @@ class Embedding(nn.Module):
     def forward(self, tokens: Int[Tensor, "B N"], start: int = 0) -> Float[Tensor, "B N D"]:
         """start: the position of the first token. Raises AttnbenchError past the last position."""
         end = start + tokens.shape[1]
-        if end > self.max_length:
-            raise AttnbenchError(
-                f"a sequence of {end} tokens is longer than model.max_length {self.max_length}; "
-                "raise it, or lower task.max_length"
-            )
+        require_positions(end, self.max_length)
         positions = self.waves[start:end] if self.learned is None else self.learned.weight[start:end]
         embedded = self.table(tokens) * math.sqrt(self.width) + positions.to(self.table.weight.dtype)
         return self.dropout(embedded)
 
 
-def embedding_table(rows: int, width: int, pad: int) -> nn.Embedding:
-    """Normal with deviation 1/sqrt(D), so that embeddings times sqrt(D) have unit variance; PAD is zero."""
+def embedding_table(rows: int, width: int, pad: int, std: float | None = None) -> nn.Embedding:
+    """Normal with deviation `std`, else 1/sqrt(D), which makes embeddings times sqrt(D) unit variance; PAD is zero."""
     table = nn.Embedding(rows, width, padding_idx=pad)
-    nn.init.normal_(table.weight, std=width**-0.5)
+    nn.init.normal_(table.weight, std=std or width**-0.5)
     with torch.no_grad():
         table.weight[pad].zero_()
     return table
+
+
+def embedding_tables(
+    sizes: Sizes, width: int, tie: TieKind, std: float | None = None
+) -> tuple[nn.Embedding, nn.Embedding]:
+    """The tables of source and target, one and the same with the tie `all`. Raises ValueError where that cannot be."""
+    if tie == "all" and not sizes.joint:
+        raise ValueError("tie 'all' needs a joint vocabulary; set the tokenizer's `joint: true` or `tie: decoder`")
+    target = embedding_table(sizes.target_vocab, width, sizes.pad, std)
+    return target if tie == "all" else embedding_table(sizes.source_vocab, width, sizes.pad, std), target
 
 
 class FeedForward(nn.Module):

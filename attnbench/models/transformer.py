@@ -13,8 +13,18 @@ from torch import Tensor, nn
 from attnbench.attention.modules.base import SelfAttention
 from attnbench.attention.spec import AttentionSpec
 from attnbench.attention.types import ROLES, Dims, Memory, Positions
+from attnbench.models._parallel import require_parallel
 from attnbench.models.base import Decoded, Maps, ModelSpec, Seq2SeqModel, Sizes, Source, models
-from attnbench.models.layers import Embedding, FeedForward, NormKind, PositionKind, Residual, Stack, embedding_table
+from attnbench.models.layers import (
+    Embedding,
+    FeedForward,
+    NormKind,
+    PositionKind,
+    Residual,
+    Stack,
+    TieKind,
+    embedding_tables,
+)
 
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"layers": 2, "width": 128, "heads": 4, "ffn": 256},
@@ -46,8 +56,12 @@ class TransformerSpec(ModelSpec):
     """Layer norm before each sublayer (a last one ends each stack) or after it."""
     positions: PositionKind = "sinusoid"
     """Position encodings."""
-    tie: Literal["all", "decoder", "none"] = "all"
+    shared_norm: bool = False
+    """One layer norm a layer, shared by its sublayers (the Transformer of Copy This Sentence)."""
+    tie: TieKind = "all"
     """all: one table for source, target and output (needs a joint vocabulary); decoder: target and output share."""
+    output_bias: bool = False
+    """A bias a word at the output."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
     """On embeddings and on each sublayer's output."""
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -81,24 +95,9 @@ class TransformerSpec(ModelSpec):
 
     @model_validator(mode="after")
     def _attends(self) -> Self:
-        if not self.attention.cross.module.stages:
-            raise ValueError(
-                f"attention.cross: with the module '{self.attention.cross.module.kind}' a Transformer's decoder would "
-                "know nothing of the source; take another module, or a recurrent model"
-            )
+        require_parallel(self.attention, "Transformer")
         for role in ROLES:
             self.attention.site(role).check(self.width, self.width)
-        return self
-
-    @model_validator(mode="after")
-    def _parallel(self) -> Self:
-        for role in ROLES:
-            transform = self.attention.site(role).transform
-            if transform.needs_upper:
-                raise ValueError(
-                    f"attention.{role}: the transform '{transform.kind}' depends on what was attended before; the "
-                    "Transformer sees all positions at once, so take a model that decodes step by step in training too"
-                )
         return self
 
     def build(self, sizes: Sizes) -> Transformer:
@@ -128,9 +127,9 @@ class EncoderLayer(nn.Module):
         dims = _dims(spec, layer)
         site = spec.attention.site("encoder_self")
         self.attention = site.build("encoder_self", spec.width, dims, spec.attention_dropout)
-        self.attention_residual = Residual(spec.width, spec.norm, spec.dropout)
+        self.attention_residual = _residual(spec)
         self.feed_forward = FeedForward(spec.width, spec.ffn, spec.activation_dropout)
-        self.feed_forward_residual = Residual(spec.width, spec.norm, spec.dropout)
+        self.feed_forward_residual = _residual(spec, self.attention_residual)
 
     def forward(
         self, states: Float[Tensor, "B S D"], source: Source, positions: Positions, maps: list[Tensor] | None
@@ -153,11 +152,11 @@ class DecoderLayer(nn.Module):
         attention = site.build("decoder_self", spec.width, dims, spec.attention_dropout)
         assert isinstance(attention, SelfAttention)  # as every module is that may stand there
         self.attention = attention
-        self.attention_residual = Residual(spec.width, spec.norm, spec.dropout)
+        self.attention_residual = _residual(spec)
         self.cross = cross.build("cross", spec.width, dims, spec.attention_dropout)
-        self.cross_residual = Residual(spec.width, spec.norm, spec.dropout)
+        self.cross_residual = _residual(spec, self.attention_residual)
         self.feed_forward = FeedForward(spec.width, spec.ffn, spec.activation_dropout)
-        self.feed_forward_residual = Residual(spec.width, spec.norm, spec.dropout)
+        self.feed_forward_residual = _residual(spec, self.attention_residual)
 
     def forward(
         self,
@@ -209,10 +208,7 @@ class Transformer(Seq2SeqModel):
     def __init__(self, spec: TransformerSpec, sizes: Sizes) -> None:
         super().__init__()
         self.max_length = spec.max_length
-        if spec.tie == "all" and not sizes.joint:
-            raise ValueError("tie 'all' needs a joint vocabulary; set the tokenizer's `joint: true` or `tie: decoder`")
-        target = embedding_table(sizes.target_vocab, spec.width, sizes.pad)
-        source = target if spec.tie == "all" else embedding_table(sizes.source_vocab, spec.width, sizes.pad)
+        source, target = embedding_tables(sizes, spec.width, spec.tie)
         self.source_embedding = Embedding(source, spec.positions, spec.max_length, spec.dropout)
         self.target_embedding = Embedding(target, spec.positions, spec.max_length, spec.dropout)
         self.encoder = Stack[EncoderLayer](EncoderLayer(spec, layer) for layer in range(spec.layers))
@@ -222,7 +218,9 @@ class Transformer(Seq2SeqModel):
         last_norm = nn.LayerNorm if spec.norm == "pre" else nn.Identity
         self.encoder_norm = last_norm(spec.width)
         self.decoder_norm = last_norm(spec.width)
-        self.output = nn.Linear(spec.width, sizes.target_vocab, bias=False)
+        self.output = nn.Linear(spec.width, sizes.target_vocab, bias=spec.output_bias)
+        if spec.output_bias:
+            nn.init.zeros_(self.output.bias)
         if spec.tie == "none":
             nn.init.normal_(self.output.weight, std=spec.width**-0.5)
         else:
@@ -276,6 +274,11 @@ class Transformer(Seq2SeqModel):
 
 def _dims(spec: TransformerSpec, layer: int) -> Dims:
     return Dims(layer, spec.heads, spec.width, spec.width, spec.max_length)
+
+
+def _residual(spec: TransformerSpec, first: Residual | None = None) -> Residual:
+    """The residual connection of one sublayer: that of the layer's first one where they share their norm."""
+    return first if first is not None and spec.shared_norm else Residual(spec.width, spec.norm, spec.dropout)
 
 
 def _positions(queries: int, keys: int, device: torch.device) -> Positions:

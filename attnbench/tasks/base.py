@@ -53,7 +53,7 @@ class Task(Protocol):
         ...
 
     def evaluate(self, model: Any, data: Any, split: str, searcher: Searcher, tokens: int) -> Metrics:
-        """Decode a split and score it."""
+        """Decode a split and score it. `unfinished`: outputs that the length limit cut off."""
         ...
 
     def decode(

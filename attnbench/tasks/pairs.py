@@ -21,7 +21,7 @@ from attnbench.metrics.bleu import Score
 from attnbench.metrics.likelihood import perplexity
 from attnbench.metrics.sparsity import SiteSparsity
 from attnbench.models.base import Seq2SeqModel, Sizes, Source
-from attnbench.search.base import Limits, Searcher
+from attnbench.search.base import Hypothesis, Limits, Searcher
 from attnbench.tasks.base import Loss, Metrics, TaskSpec
 from attnbench.tasks.loss import smoothed_cross_entropy
 
@@ -101,6 +101,7 @@ class PairTask(ABC):
         return {"loss": nats / max(1, count), "ppl": perplexity(nats, count) or float("nan")}
 
     @torch.no_grad()
+<<<<<<< HEAD
     def decode(
         self, model: Seq2SeqModel, batches: Iterable[Batch], searcher: Searcher, *, to_limit: bool = False
     ) -> dict[int, list[int]]:
@@ -111,15 +112,26 @@ class PairTask(ABC):
             source = Source(batch.source.to(device), batch.source_valid.to(device))
             found = searcher(model, source, limits)
             decoded |= {line: best[0].tokens for line, best in zip(batch.index.tolist(), found, strict=True)}
+=======
+    def decode(self, model: Seq2SeqModel, batches: Iterable[Batch], searcher: Searcher) -> dict[int, Hypothesis]:
+        """Line of the split -> the best output."""
+        device = next(model.parameters()).device
+        decoded: dict[int, Hypothesis] = {}
+        for batch in batches:
+            source = Source(batch.source.to(device), batch.source_valid.to(device))
+            found = searcher(model, source, self.limits)
+            decoded |= {line: best[0] for line, best in zip(batch.index.tolist(), found, strict=True)}
+>>>>>>> 216c7d7818f2e7f683e65b992af94ff1d238265f
         return decoded
 
     def evaluate(self, model: Seq2SeqModel, data: Data, split: str, searcher: Searcher, tokens: int) -> Metrics:
         started = time.perf_counter()
         decoded = self.decode(model, data.eval_batches(split, tokens=tokens), searcher)
         seconds = time.perf_counter() - started
-        lines = [data.target_vocabulary.decode(decoded[line]) for line in range(len(decoded))]
+        lines = [data.target_vocabulary.decode(decoded[line].tokens) for line in range(len(decoded))]
         metrics = self.score(data, split, lines)
-        produced = sum(len(tokens) + 1 for tokens in decoded.values())
+        produced = sum(len(best.tokens) + 1 for best in decoded.values())
+        metrics.values["unfinished"] = sum(not best.finished for best in decoded.values())
         metrics.values.update({"decode_seconds": seconds, "decode_tokens_per_s": produced / max(seconds, 1e-9)})
         return metrics
 
@@ -129,7 +141,7 @@ class PairTask(ABC):
         size = min(size, len(data.split("valid")), len(pairs))
         chosen = np.arange(size) * len(pairs) // size
         decoded = self.decode(model, data.eval_batches("train", tokens=tokens, lines=chosen), searcher)
-        lines = [data.target_vocabulary.decode(decoded[line]) for line in chosen.tolist()]
+        lines = [data.target_vocabulary.decode(decoded[line].tokens) for line in chosen.tolist()]
         return self.bleu(lines, [pairs.target[line] for line in chosen.tolist()]).value
 
     @torch.no_grad()

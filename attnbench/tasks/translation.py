@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
+
+from pydantic import field_validator
 
 from attnbench.data.corpus import Data
-from attnbench.metrics.bleu import BleuKind, Score, corpus_bleu, corpus_chrf
+from attnbench.metrics.bleu import Score, corpus_bleu, corpus_chrf
 from attnbench.tasks.base import Metrics, tasks
 from attnbench.tasks.pairs import PairSpec, PairTask
 
@@ -16,11 +18,21 @@ class TranslationSpec(PairSpec):
     """Sentence translation on a parallel corpus; every field but the scores is part of the data's recipe."""
 
     kind: Literal["translation"] = "translation"
-    bleu: BleuKind = "tok_lc"
+    bleu: Literal["tok_lc", "tok"] = "tok_lc"
     """The score called `bleu`, on tokenised text: lower-cased (`tok_lc`) or as it is (`tok`)."""
     compound_split: bool = False
     """Score `a-b` as `a ##AT##-##AT## b` on both sides, as the papers do on En-De."""
     primary: ClassVar[str] = "test/bleu"
+
+    @field_validator("bleu", mode="before")
+    @classmethod
+    def _tokenised(cls, kind: Any) -> Any:
+        if kind in ("13a", "13a_lc"):
+            raise ValueError(
+                f"'{kind}' tokenises by itself, and this score is taken on tokenised text; write tok_lc or tok: "
+                "sacrebleu's own is always measured too, as bleu_13a"
+            )
+        return kind
 
     def bind(self) -> Translation:
         return Translation(self)

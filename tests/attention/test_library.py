@@ -82,3 +82,6 @@ def test_every_mechanism_is_listed_with_its_parameters_and_paper():
         ("k", "int | null"), ("ratio", "float | null"), ("at_least", "int"), ("ties", "threshold | index"),
     ]  # fmt: skip
     assert all(item.description for item in topk_parameters.values())
+    memory = found["module", "fixed_memory"].parameters
+    assert (memory["encoder_transform"].type, memory["encoder_transform"].default) == ("transform", {"kind": "softmax"})
+    assert memory["slots"].default == 32

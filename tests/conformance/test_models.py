@@ -31,6 +31,19 @@ EXTRA: list[Any] = [
     {"transform": {"kind": "topk", "ratio": 0.5}},
     {"transform": {"kind": "topk", "k": 2, "ties": "index"}, "sparsify": "train"},
 ]
+MEMORY: dict[str, dict[str, Any]] = {
+    "softmax-softmax": {"module": {"kind": "fixed_memory", "slots": 3}},
+    "softmax-sigmoid": {"module": {"kind": "fixed_memory", "slots": 3}, "transform": "sigmoid"},
+    "sigmoid-softmax": {"module": {"kind": "fixed_memory", "slots": 3, "encoder_transform": "sigmoid"}},
+    "sigmoid-sigmoid-positions": {
+        "module": {"kind": "fixed_memory", "slots": 9, "encoder_transform": "sigmoid", "positions": True, "longest": 5},
+        "transform": "sigmoid",
+    },
+    "time-positions": {
+        "module": {"kind": "fixed_memory", "slots": 9, "enc_norm": "time", "positions": True, "pe_offset": "plus_one"},
+    },
+}
+"""Attention over the source by fixed-size memory: encoder's and decoder's side."""
 
 
 def sites(sequential: bool) -> list[dict[str, Any]]:
@@ -49,12 +62,18 @@ def name(site: dict[str, Any]) -> str:
     return shown + ("-" + site["sparsify"] if "sparsify" in site else "")
 
 
+WITH_MEMORY = [
+    pytest.param({"kind": kind, **small, "attention": {"cross": site}}, id=f"{kind}{number}-memory-{label}")
+    for kind in models.kinds()
+    for number, small in enumerate(SMALL[kind])
+    for label, site in MEMORY.items()
+]
 CASES = [
     pytest.param({"kind": kind, **small, "attention": {"default": site}}, id=f"{kind}{number}-{name(site)}")
     for kind in models.kinds()
     for number, small in enumerate(SMALL[kind])
     for site in sites(models.get(kind).sequential)
-]
+] + WITH_MEMORY
 PLAIN = [
     pytest.param({"kind": kind, **small}, id=f"{kind}{number}")
     for kind in models.kinds() for number, small in enumerate(SMALL[kind])
@@ -198,6 +217,16 @@ def test_dimension_zero_is_the_row(raw):
             _, state = model.step(memory, state, expand_batch(target_in[:, 0], beams))
 
 
+@pytest.mark.parametrize("raw", WITH_MEMORY)
+@torch.no_grad()
+def test_what_decoding_with_fixed_memory_reads_does_not_grow_with_the_source(raw):
+    model = build(raw)
+    memories = [model.encode(Source(*tokens((length, 2), 1))) for length in (3, 12)]
+    assert shapes(memories[0]) == shapes(memories[1])
+    wide, few = model.encode(Source(*tokens((12, 2), 1)), need_weights=True), memories[1]
+    assert len(shapes(wide)) > len(shapes(few))  # only maps ask for more
+
+
 @EACH
 @torch.no_grad()
 def test_select_batch_commutes_with_decode(raw):
@@ -233,7 +262,8 @@ def test_the_future_of_the_target_is_hidden(raw):
 @EACH
 @torch.no_grad()
 def test_weights_of_every_site_are_told_when_asked_for(raw):
-    model = build(raw)
+    """They sum to 1 but where a gate, or a module whose weights are products of two sides, says otherwise."""
+    model, sites = build(raw), models.parse(raw).attention  # pyright: ignore
     source, target_in, valid = batch()
     assert model.decode(model.encode(source), target_in).maps is None
     decoded = model.decode(model.encode(source, need_weights=True), target_in, need_weights=True)
@@ -243,8 +273,13 @@ def test_weights_of_every_site_are_told_when_asked_for(raw):
     for role, maps in decoded.maps.items():
         assert maps, role
         own, mask = (source.valid if role == "encoder_self" else valid), keys[role]
+        site = sites.site(role)
         for weights in maps:
-            close(weights.sum(-1).transpose(1, 2)[own], torch.ones(int(own.sum()), weights.shape[1]).double())
+            sums = weights.sum(-1).transpose(1, 2)[own]
+            if site.module.rows == site.transform.rows == "simplex":
+                close(sums, torch.ones_like(sums))
+            assert (sums > 0).all()
+            assert (weights >= 0).all()
             if mask is not None:
                 assert not weights.masked_select(~mask[:, None, None, :]).any()
             else:

@@ -5,12 +5,7 @@ A new file in attention/transforms is tested here at once: built from its budget
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -452,62 +447,3 @@ def test_any_row_gives_a_distribution_over_valid_keys(data):
         best = scores.masked_fill(~alive, -INF).amax(-1, keepdim=True)
         largest = weights.amax(-1, keepdim=True).expand_as(weights)
         assert bool((~alive | (scores < best) | (weights >= largest - 1e-6)).any(-1).all())
-
-
-NEWCOMER = '''
-"""Reciprocal: weights in proportion to 1 / (1 + best - score)."""
-
-from __future__ import annotations
-
-from typing import ClassVar, Literal
-
-from attnbench.attention.transforms.base import TransformSpec, finish, prepare, refuse, transforms
-
-
-def reciprocal(scores, *, valid=None, keep=None, upper=None):
-    refuse("reciprocal", keep=keep, upper=upper)
-    if scores.shape[-1] == 0:
-        return scores.clone()
-    masked, alive = prepare(scores, valid)
-    mass = 1 / (1 + masked.amax(-1, keepdim=True) - masked)
-    return finish(mass / mass.sum(-1, keepdim=True), alive, scores)
-
-
-@transforms.register
-class ReciprocalSpec(TransformSpec):
-    """Weights in proportion to 1 / (1 + best - score)."""
-
-    kind: Literal["reciprocal"] = "reciprocal"
-    paper: ClassVar[str] = "none: an example"
-
-    def build(self, dims):
-        return reciprocal
-'''
-
-
-def test_a_transform_in_one_new_file_is_known_everywhere(tmp_path: Path):
-    """Listed, built by name, parsed from YAML, and held to the laws of this module."""
-    package, plugins = tmp_path / "transforms", tmp_path / "plugins"
-    package.mkdir()
-    plugins.mkdir()
-    (package / "reciprocal.py").write_text(NEWCOMER)
-    (plugins / "newcomer.py").write_text(
-        textwrap.dedent(f"""
-        import attnbench.attention.transforms
-        attnbench.attention.transforms.__path__.append({str(package)!r})
-        from attnbench.attention import build_transform, mechanisms
-        from attnbench.attention.spec import SiteSpec
-        assert "reciprocal" in [item.name for item in mechanisms()]
-        assert SiteSpec(transform="reciprocal").transform.kind == build_transform("reciprocal").__name__
-    """)
-    )
-    laws = "reciprocal and (sum_to_one or masked_key or without_valid or broadcast or yaml or finite_differences)"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "newcomer", "-p", "no:cacheprovider", __file__, "-k", laws],
-        env={**os.environ, "PYTHONPATH": str(plugins), "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "passed" in done.stdout

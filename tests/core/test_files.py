@@ -248,3 +248,21 @@ def test_a_damaged_line_is_named(tmp_path: Path):
     (tmp_path / "log.jsonl").write_bytes(b'{"step": 1}\n\x00\x00\n{"step": 2}\n')
     with pytest.raises(AttnbenchError, match=r"log\.jsonl:2: damaged"):
         read_jsonl(tmp_path / "log.jsonl")
+
+
+BOMBS = {
+    "lists": "".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9)}]\n" for n in range(1, 12)),
+    "mappings": "".join(f"x{n}: &x{n} {{{', '.join(f'k{i}: *x{n - 1}' for i in range(9))}}}\n" for n in range(1, 12)),
+    "merges": "".join(f"x{n}: &x{n} {{<<: [{', '.join([f'*x{n - 1}'] * 9)}]}}\n" for n in range(1, 12)),
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_aliases_that_explode_are_refused_at_once(kind: str):
+    with pytest.raises(SpecError, match=r"bomb\.yaml: with every `\*` spelt out this has more than 1,000,000"):
+        parse_yaml("x0: &x0 {a: b}\n" + BOMBS[kind], "bomb.yaml")
+
+
+def test_aliases_in_measure_are_read():
+    value, _ = parse_yaml("a: &a {b: [1, 2]}\nc: [*a, *a]\nd: {<<: *a, e: 3}\n")
+    assert value == {"a": {"b": [1, 2]}, "c": [{"b": [1, 2]}] * 2, "d": {"b": [1, 2], "e": 3}}

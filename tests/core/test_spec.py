@@ -101,6 +101,30 @@ def test_every_fault_is_told_once():
     assert [line.split(": ")[1] for line in found] == ["shape.radius", "count", "lid", "inner.weight"]
 
 
+class Union(Spec):
+    names: str | list[str] = "a"
+    sizes: dict[str, str | int] = Field(default_factory=dict)
+    depth: Annotated[float, Field(ge=1)] | Literal["deep"] = 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("names: 3", "names: input should be a valid string (given: 3), or input should be a valid list (given: 3)"),
+        ("names: [a, 3]", "names.1: input should be a valid string (given: 3)"),
+        ("sizes: {str: 1, int: 1.5}", "sizes.int: input should be a valid string (given: 1.5), or input should be a"),
+        ("depth: 0.5", "depth: input should be greater than or equal to 1 (given: 0.5), or input should be 'deep'"),
+        ("depth: dep", "depth: input should be a valid number (given: 'dep'), or unknown choice 'dep'; did you mean"),
+    ],
+)
+def test_a_union_is_one_place(text: str, fault: str):
+    raw, lines = parse_yaml(text)
+    with pytest.raises(ValidationError) as caught:
+        Union.model_validate(raw)
+    (row,) = str(spec_error(caught.value, "f", lines)).splitlines()
+    assert row.startswith(f"f:1: {fault}"), row
+
+
 def test_a_path_given_elsewhere_is_told_there():
     with pytest.raises(ValidationError) as caught:
         Box.model_validate({"count": 0, "lid": 3, "weight": "x"})

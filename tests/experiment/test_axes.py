@@ -182,6 +182,29 @@ def test_an_axis_given_takes_the_place_of_the_specs(bench: Any):
     assert [cell.label for cell in ablated(bench, text, "model.norm=post")] == ["post clip-1", "post clip-2"]
 
 
+def test_an_axis_that_does_not_fit_the_specs_own_tells_how_to_leave_those_out(bench: Any):
+    text = attention(
+        "{default: {transform: topk}}\n"
+        "grid: {more_seeds: {2: [1, 2]}, axes: {model.attention.default.budget: [2, 4], model.norm: [pre, post]}}"
+    )
+    with pytest.raises(SpecError) as caught:
+        ablated(bench, text, "transform=softmax,sparsemax")
+    told = str(caught.value)
+    assert "the budget 2 has no taker" in told
+    assert "(model.attention.default.budget, model.norm); to leave those out: --set 'grid.axes={}'" in told
+    mended = with_axis(read_document(bench.write(text), ["grid.axes={}"]), "transform=softmax,sparsemax")
+    assert [cell.label for cell in expand(mended).cells] == ["softmax", "sparsemax"]
+    with pytest.raises(SpecError) as caught:
+        ablated(bench, text, "transform=sofmax")  # a fault that this would not mend
+    assert "grid.axes={}" not in str(caught.value)
+
+
+def test_an_unknown_axis_is_told_at_its_option(bench: Any):
+    text = attention("{default: {transform: topk}}\ngrid: {axes: {model.attention.default.budget: [2]}}")
+    with pytest.raises(SpecError, match=r"^--axis modle\.norm=pre: grid\.axes\.modle\.norm: .*did you mean 'model'"):
+        ablated(bench, text, "modle.norm=pre")
+
+
 @pytest.mark.parametrize(
     ("option", "words"),
     [

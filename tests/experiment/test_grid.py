@@ -193,10 +193,10 @@ def test_a_resolved_cell_read_back_is_the_same_cell(bench: Any):
         ("train:\n  max_stepz: 3\n", "spec.yaml:12: train.max_stepz: ", "did you mean 'max_steps'?"),
         ("train:\n  max_steps: many\n", "spec.yaml:12: train.max_steps: ", "integer"),
         ("grid:\n  axis: {}\n", "spec.yaml:12: grid.axis: ", "did you mean 'axes'?"),
-        ("grid:\n  axes:\n    modle.norm: [pre]\n", "spec.yaml:12: grid.axes: ", "did you mean 'model'?"),
-        ("grid:\n  axes:\n    model.norm: []\n", "spec.yaml:12: grid.axes: ", "'model.norm' has no values"),
+        ("grid:\n  axes:\n    modle.norm: [pre]\n", "spec.yaml:13: grid.axes.modle.norm: ", "did you mean 'model'?"),
+        ("grid:\n  axes:\n    model.norm: []\n", "spec.yaml:13: grid.axes.model.norm: ", "'model.norm' has no values"),
         ("grid:\n  axes:\n    model.norm: pre\n", "spec.yaml:13: grid.axes.model.norm: ", "list"),
-        ("grid:\n  axes:\n    seed: [1]\n", "spec.yaml:12: grid.axes: ", "grid.seeds"),
+        ("grid:\n  axes:\n    seed: [1]\n", "spec.yaml:13: grid.axes.seed: ", "grid.seeds"),
         ("grid:\n  seeds: [1, 1]\n", "spec.yaml:12: grid.seeds: ", "different"),
         ("grid:\n  seeds: [-1]\n", "spec.yaml:12: grid.seeds: ", "from 0 on"),
         ("grid:\n  seeds: [1]\n  more_seeds:\n    8: [1]\n", "spec.yaml:14: grid.more_seeds: ", "unknown label '8'"),
@@ -277,6 +277,9 @@ def test_overrides_are_yaml_and_the_last_one_wins(bench: Any):
     assert (cell.spec.train.clip, cell.spec.train.max_steps, cell.seed) == (0.1, 8, 4)
     assert len(cells(bench, "grid: {axes: {model.norm: [pre, post]}}\n", "grid.axes={}")) == 1
     assert len(cells(bench, "", "grid.axes.model.norm=[pre, post]")) == 2
+    some = "grid: {more_seeds: {pre: [1, 2], 30: [4]}, axes: {model.norm: [pre, post], train.max_steps: [30]}}\n"
+    assert len(cells(bench, some, "grid.axes={}")) == 1  # their seeds go with the entries
+    assert [cell.seed for cell in cells(bench, some, "grid.axes={train.max_steps: [20, 30]}")] == [1, 4]
 
 
 def test_one_run_under_one_label_is_refused_twice(bench: Any):

@@ -9,6 +9,7 @@ import pytest
 from attnbench.core.errors import AttnbenchError
 from attnbench.core.files import parse_yaml, read_jsonl
 from attnbench.core.lock import is_locked, locked
+from attnbench.experiment.grid import only
 from attnbench.experiment.run import Run, adopt, environments, is_done, write_grid
 from attnbench.experiment.spec import CellSpec
 
@@ -192,3 +193,38 @@ def test_grid_json_lists_the_cells(bench: Any, experiment: Any):
         "row": {"label": "budget-1", **axes},
     }  # fmt: skip
     assert parse_yaml((bench.runs / "spec.yaml").read_text())[0] == experiment.document.raw
+
+
+def labels(folder: Path) -> list[tuple[str, int]]:
+    return [(cell["label"], cell["seed"]) for cell in json.loads((folder / "grid.json").read_text())["cells"]]
+
+
+def test_a_chosen_cell_joins_the_grid_that_is_there(bench: Any, experiment: Any):
+    write_grid(bench.runs, experiment, "attnbench ablate")
+    before = (bench.runs / "grid.json").read_bytes(), (bench.runs / "spec.yaml").read_bytes()
+    write_grid(bench.runs, only(experiment, "budget-inf"), "attnbench train")
+    assert ((bench.runs / "grid.json").read_bytes(), (bench.runs / "spec.yaml").read_bytes()) == before
+    another = bench.experiment({"seed": 7})
+    write_grid(bench.runs, only(another, "budget-1"), "attnbench train")
+    assert labels(bench.runs) == [("budget-1", 1), ("budget-inf", 1), ("budget-1", 7)]
+    assert json.loads((bench.runs / "grid.json").read_text())["command"] == "attnbench ablate"
+    write_grid(bench.runs, experiment, "attnbench ablate")
+    assert (bench.runs / "grid.json").read_bytes() == before[0]  # a whole grid takes the place of the old
+
+
+def test_a_cell_of_other_settings_takes_the_place_of_its_namesake(
+    bench: Any, experiment: Any, caplog: pytest.LogCaptureFixture
+):
+    write_grid(bench.runs, experiment, "attnbench ablate")
+    longer = only(bench.experiment({}, "train.max_steps=9"), "budget-1")
+    write_grid(bench.runs, longer, "attnbench train")
+    cells = json.loads((bench.runs / "grid.json").read_text())["cells"]
+    assert [cell["digest"] for cell in cells] == [longer.cells[0].digest, experiment.cells[1].digest]
+    assert f"has other settings than the cell that stood in this table ({experiment.cells[0].folder}" in caplog.text
+
+
+@pytest.mark.parametrize("old", ["", "[]", '{"cells": [{}]}', '{"cells": 3}'])
+def test_a_damaged_grid_is_written_anew(bench: Any, experiment: Any, old: str):
+    bench.write(old, "runs/grid.json")
+    write_grid(bench.runs, only(experiment, "budget-1"), "attnbench train")
+    assert labels(bench.runs) == [("budget-1", 1)]

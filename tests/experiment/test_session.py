@@ -154,6 +154,20 @@ def test_a_dry_run_knows_what_is_done(bench: Any, ran: list[Cell]):
     assert [cell["done"] for cell in dry_run(experiment, bench.settings())["cells"]] == [True, False, True]
 
 
+def test_a_dry_run_knows_what_would_be_taken_over(bench: Any, capsys: pytest.CaptureFixture[str]):
+    experiment = bench.experiment()
+    first = experiment.cells[0]
+    committed = bench.folder / "results" / "tiny" / "cells" / first.folder
+    committed.mkdir(parents=True)
+    (committed / "result.json").write_text(json.dumps({"digest": first.digest, "metrics": {}}))
+    cells = dry_run(experiment, bench.settings())["cells"]
+    assert [(cell["done"], cell["taken_from"]) for cell in cells] == [(True, str(committed)), (False, None)]
+    assert [cell["done"] for cell in dry_run(experiment, bench.settings(fresh=True))["cells"]] == [False, False]
+    common.conduct(experiment, bench.settings(), dry=True, as_json=False)
+    assert f"budget-1, seed 1: done in {committed}" in capsys.readouterr().out
+    assert not bench.runs.exists()
+
+
 def test_a_command_ends_with_1_when_a_cell_failed(bench: Any, ran: list[Cell], capsys: pytest.CaptureFixture[str]):
     experiment = bench.experiment(SEEDS)
     with pytest.raises(typer.Exit) as caught:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from attnbench.core.errors import AttnbenchError
@@ -69,6 +70,29 @@ class Oracle:
             tokens = self.data.target_vocabulary.encode(self.known[text])
             found.append([Hypothesis(tokens, 0.0, 0.0, True), Hypothesis([], -1.0, -1.0, True)])
         return found
+
+
+def test_a_bleu_with_a_tokeniser_of_its_own_is_refused():
+    for kind in ("13a", "13a_lc"):
+        with pytest.raises(ValidationError, match=rf"'{kind}' tokenises by itself.*write tok_lc or tok: .*bleu_13a"):
+            parse(bleu=kind)
+    with pytest.raises(ValidationError, match="tok_lc"):
+        parse(bleu="tokk")
+    assert [parse(bleu=kind).bleu for kind in ("tok_lc", "tok")] == ["tok_lc", "tok"]
+
+
+def test_outputs_cut_at_the_length_limit_are_counted(data, task):
+    class Cut(Oracle):
+        def __call__(self, model: Seq2SeqModel, source: Source, limits: Limits) -> list[list[Hypothesis]]:
+            found = super().__call__(model, source, limits)
+            return [[best[0]._replace(finished=bool(line % 3)), best[1]] for line, best in enumerate(found)]
+
+    model = build(task.spec)
+    for searcher in (Oracle(data, "valid"), Cut(data, "valid")):
+        found = task.evaluate(model, data, "valid", searcher, 60)
+        cut = sum(-(-size // 3) for size in searcher.seen) if isinstance(searcher, Cut) else 0
+        assert found.values["unfinished"] == cut
+        assert found.values["bleu"] == pytest.approx(100)
 
 
 # ---- loss ---------------------------------------------------------------------------------------------------------

@@ -36,18 +36,17 @@ class Multi30k(DatasetSpec):
     by_hand: ClassVar = "https://github.com/multi30k/dataset, folder data/task1/raw"
     recipe: ClassVar = MappingProxyType({"tokenizer": {"kind": "bpe", "vocab": 8000, "joint": True}, "lowercase": True})
     expected: ClassVar = MappingProxyType({"train": 29000, "valid": 1014, "test": 1000})
-    sides: ClassVar[Languages]
 
     def pair(self) -> Languages:
-        return self.sides
+        return Languages(*self.kind.split("-")[1:])
 
     def bundles(self) -> list[list[Remote]]:
-        names = [f"{name}.{language}.gz" for name in _NAMES.values() for language in self.sides]
+        names = [f"{name}.{language}.gz" for name in _NAMES.values() for language in self.pair()]
         return [[Remote(name, tuple(url + name for url in _URLS), *_FILES[name]) for name in names]]
 
     def sources(self, files: Finder, work: Path) -> dict[str, list[Part]]:
         return {
-            split: [Part(*files.pair(*([f"{name}.{language}.gz"] for language in self.sides)))]
+            split: [Part(*files.pair(*([f"{name}.{language}.gz"] for language in self.pair())))]
             for split, name in _NAMES.items()
         }
 
@@ -57,7 +56,6 @@ class Multi30kDeEn(Multi30k):
     """Image descriptions, German to English."""
 
     kind: Literal["multi30k-de-en"] = "multi30k-de-en"
-    sides: ClassVar = Languages("de", "en")
 
 
 @datasets.register
@@ -65,7 +63,6 @@ class Multi30kEnDe(Multi30k):
     """Image descriptions, English to German."""
 
     kind: Literal["multi30k-en-de"] = "multi30k-en-de"
-    sides: ClassVar = Languages("en", "de")
 
 
 @datasets.register
@@ -73,7 +70,6 @@ class Multi30kFrEn(Multi30k):
     """Image descriptions, French to English."""
 
     kind: Literal["multi30k-fr-en"] = "multi30k-fr-en"
-    sides: ClassVar = Languages("fr", "en")
 
 
 @datasets.register
@@ -81,4 +77,3 @@ class Multi30kEnFr(Multi30k):
     """Image descriptions, English to French."""
 
     kind: Literal["multi30k-en-fr"] = "multi30k-en-fr"
-    sides: ClassVar = Languages("en", "fr")

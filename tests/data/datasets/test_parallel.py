@@ -80,3 +80,24 @@ def test_an_absent_file_is_named_with_the_mend(given, prepared) -> None:
     give(given, "a", 3, ("de",))
     with pytest.raises(DataError, match=r"no file .*given/a\.en or .*a\.en; correct the path in task\.dataset, or"):
         prepared(dataset())
+
+
+def test_held_out_pairs_that_the_training_text_repeats_are_told(given, prepared, caplog) -> None:
+    lines = [f"wort {number}" for number in range(20)]
+    lines[9] = lines[3]  # held out for valid; so is line 19
+    given.text("a.de", "".join(f"{line}\n" for line in lines))
+    given.text("a.en", "".join(f"{line}\n" for line in lines))
+    data = prepared(dataset(hold_every=10))
+    assert {split: facts.get("in_train") for split, facts in data.manifest["splits"].items()} == {
+        "train": None, "valid": 1, "test": 0,
+    }  # fmt: skip
+    assert "parallel: 1 of the 2 pairs held out for valid stand in the training text too" in caplog.text
+    assert "held out for test" not in caplog.text
+
+
+def test_a_source_with_another_target_is_another_pair(given, prepared, caplog) -> None:
+    give(given, "a", 10)
+    given.text("a.de", "gleich\n" * 10)
+    data = prepared(dataset(hold_every=5))
+    assert [data.manifest["splits"][split]["in_train"] for split in ("valid", "test")] == [0, 0]
+    assert "training text too" not in caplog.text

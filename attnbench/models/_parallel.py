@@ -1,0 +1,25 @@
+"""What models that see all target positions at once, in training, ask of their attention."""
+
+from __future__ import annotations
+
+from attnbench.attention.spec import Sites
+
+
+def require_parallel(attention: Sites, model: str) -> None:
+    """Raise ValueError for a decoder without attention, and for a transform that looks back at earlier steps.
+
+    model: how messages name it ("the Transformer").
+    """
+    module = attention.site("cross").module
+    if not module.stages:
+        raise ValueError(
+            f"attention.cross: with the module '{module.kind}' a {model}'s decoder would know nothing of the source; "
+            "take another module, or a recurrent model"
+        )
+    for role in attention.roles:
+        transform = attention.site(role).transform
+        if transform.needs_upper:
+            raise ValueError(
+                f"attention.{role}: the transform '{transform.kind}' depends on what was attended before; the "
+                f"{model} sees all positions at once, so take a model that decodes step by step in training too"
+            )

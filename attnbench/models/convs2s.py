@@ -1,0 +1,264 @@
+"""ConvS2S (Gehring et al. 2017): gated convolutions on both sides, attention in every decoder layer."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, Self
+
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from attnbench.attention.scores.base import ScoreField
+from attnbench.attention.scores.dot import DotSpec
+from attnbench.attention.spec import CrossSiteSpec, CrossSpec
+from attnbench.attention.types import AttentionOutput, Dims, Memory, Positions
+from attnbench.core.dropout import Dropout
+from attnbench.models._parallel import require_parallel
+from attnbench.models.base import Decoded, ModelSpec, Seq2SeqModel, Sizes, Source, models
+from attnbench.models.layers import Stack, TieKind, embedding_tables, require_positions
+
+HALF = 0.5**0.5
+"""What a sum of two terms of equal variance is multiplied by, so that it has theirs."""
+EMBEDDING_STD = 0.1
+
+
+class ConvSiteSpec(CrossSiteSpec):
+    """The attention of a convolutional decoder over the source."""
+
+    score: ScoreField = Field(default_factory=DotSpec)
+    """How alike query and key are."""
+
+
+class ConvAttentionSpec(CrossSpec):
+    """The one site of a ConvS2S; `default` and `cross` say the same."""
+
+    site_class = ConvSiteSpec
+
+    default: ConvSiteSpec = Field(default_factory=ConvSiteSpec, exclude=True)
+    """What `cross` is laid over; spent when the spec is read."""
+    cross: ConvSiteSpec = Field(default_factory=ConvSiteSpec)
+    """Decoder attention over the source."""
+
+
+@models.register
+class ConvS2SSpec(ModelSpec):
+    """Convolutional encoder-decoder with gated linear units and attention in every decoder layer."""
+
+    kind: Literal["convs2s"] = "convs2s"
+    layers: int = Field(default=10, ge=1)
+    """Convolutions of the encoder and of the decoder."""
+    decoder_layers: int | None = Field(default=None, ge=1)
+    """Convolutions of the decoder where they differ from the encoder's."""
+    embedding: int = Field(default=256, ge=1)
+    """Width E of embeddings, of queries and keys, and of what enters the output projection."""
+    width: int = Field(default=512, ge=1)
+    """Width C of the convolutions."""
+    kernel: int = Field(default=3, ge=1)
+    """Tokens that a convolution sees: around its own in the encoder, its own and those before it in the decoder."""
+    share_attention: bool = False
+    """One attention, with its projections, for all decoder layers (Copy This Sentence); false: one a layer."""
+    heads: int = Field(default=1, ge=1)
+    """Heads of the attention module `multihead`; E must be a multiple."""
+    tie: TieKind = "none"
+    """all: one table for source, target and output (needs a joint vocabulary); decoder: target and output share."""
+    dropout: float = Field(default=0.1, ge=0, lt=1)
+    """On embeddings, on the input of each convolution and of the output projection."""
+    attention_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """On attention weights."""
+    max_length: int = Field(default=1024, ge=2)
+    """Longest sequence, in tokens; each position has a learned embedding."""
+    attention: ConvAttentionSpec = Field(default_factory=ConvAttentionSpec)
+    """What stands between decoder and source."""
+
+    @model_validator(mode="after")
+    def _attends(self) -> Self:
+        if self.embedding % self.heads:
+            raise ValueError(f"embedding {self.embedding} cannot be split over {self.heads} heads; make it a multiple")
+        require_parallel(self.attention, "ConvS2S")
+        self.attention.cross.check(self.embedding, self.embedding)
+        return self
+
+    def build(self, sizes: Sizes) -> ConvS2S:
+        return ConvS2S(self, sizes)
+
+
+class ConvS2SMemory(NamedTuple):
+    """cross: one Memory for each attention module. scale: sqrt of the number of source tokens."""
+
+    cross: tuple[Memory, ...]
+    scale: Float[Tensor, "B 1 1"]
+
+
+class ConvS2SState(NamedTuple):
+    """length: tokens read so far. inputs: the last kernel - 1 inputs of each decoder layer. beams: rows a source."""
+
+    length: int
+    inputs: tuple[Float[Tensor, "R N C"], ...]
+    beams: int
+
+
+class PositionedEmbedding(nn.Module):
+    """Token embeddings plus learned positions, then dropout. The table may be shared between sides."""
+
+    def __init__(self, table: nn.Embedding, max_length: int, dropout: float) -> None:
+        super().__init__()
+        self.table = table
+        self.positions = nn.Embedding(max_length, table.embedding_dim)
+        nn.init.normal_(self.positions.weight, std=EMBEDDING_STD)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, tokens: Int[Tensor, "B N"], start: int = 0) -> Float[Tensor, "B N E"]:
+        """start: the position of the first token. Raises AttnbenchError past the last position."""
+        end = start + tokens.shape[1]
+        require_positions(end, self.positions.num_embeddings)
+        return self.dropout(self.table(tokens) + self.positions.weight[start:end])
+
+
+class GatedConvolution(nn.Module):
+    """`a * sigmoid(b)`, a and b the halves of a convolution with 2C outputs (section 3.2); pads nothing."""
+
+    def __init__(self, width: int, kernel: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = Dropout(dropout)
+        self.weight = nn.Parameter(torch.empty(2 * width, width, kernel))
+        self.bias = nn.Parameter(torch.zeros(2 * width))
+        # 4: gates about one half leave a quarter of the variance
+        nn.init.normal_(self.weight, std=(4 * (1 - dropout) / (kernel * width)) ** 0.5)
+
+    def forward(self, inputs: Float[Tensor, "B N C"]) -> Float[Tensor, "B N2 C"]:
+        """N2 = N - (kernel - 1)."""
+        both = nn.functional.conv1d(self.dropout(inputs).transpose(1, 2), self.weight, self.bias)
+        return nn.functional.glu(both, dim=1).transpose(1, 2)
+
+
+class Encoder(nn.Module):
+    """From source embeddings to keys."""
+
+    def __init__(self, spec: ConvS2SSpec) -> None:
+        super().__init__()
+        self.expand = _linear(spec.embedding, spec.width, spec.dropout)
+        self.layers = Stack[GatedConvolution](
+            GatedConvolution(spec.width, spec.kernel, spec.dropout) for _ in range(spec.layers)
+        )
+        self.contract = _linear(spec.width, spec.embedding)
+        self.pad = (0, 0, (spec.kernel - 1) // 2, spec.kernel // 2)
+
+    def forward(self, embedded: Float[Tensor, "B S E"], source: Source) -> Float[Tensor, "B S E"]:
+        states = self.expand(embedded)
+        padding = ~source.valid.unsqueeze(-1)
+        for layer in self.layers:
+            seen = states.masked_fill(padding, 0.0)
+            states = (layer(nn.functional.pad(seen, self.pad)) + states) * HALF
+        return self.contract(states)
+
+
+class DecoderAttention(nn.Module):
+    """Multi-step attention (section 3.3) with its projections: width C outside, E inside."""
+
+    def __init__(self, spec: ConvS2SSpec, layer: int) -> None:
+        super().__init__()
+        dims = Dims(layer, spec.heads, spec.embedding, spec.embedding, spec.max_length)
+        self.project_query = _linear(spec.width, spec.embedding)
+        self.attention = spec.attention.cross.build("cross", spec.embedding, dims, spec.attention_dropout)
+        self.project_context = _linear(self.attention.context_width, spec.width)
+
+    def forward(
+        self,
+        states: Float[Tensor, "B Q C"],
+        embedded: Float[Tensor, "B Q E"],
+        memory: Memory,
+        scale: Float[Tensor, "B 1 1"],
+        positions: Int[Tensor, "Q"],
+        *,
+        need_weights: bool = False,
+    ) -> AttentionOutput:
+        """embedded: of the target tokens. scale: of the context, whose terms are about as many as the source's."""
+        query = (self.project_query(states) + embedded) * HALF
+        at = Positions(positions, torch.arange(memory.values.shape[2], device=positions.device))
+        output = self.attention(query, memory, at, need_weights=need_weights)
+        context = (self.project_context(output.context * scale) + states) * HALF
+        return output._replace(context=context)
+
+
+class ConvS2S(Seq2SeqModel):
+    """See ConvS2SSpec. Without weight normalisation, and without the paper's scaling of the encoder's gradient."""
+
+    def __init__(self, spec: ConvS2SSpec, sizes: Sizes) -> None:
+        super().__init__()
+        self.max_length = spec.max_length
+        source, target = embedding_tables(sizes, spec.embedding, spec.tie, EMBEDDING_STD)
+        self.source_embedding = PositionedEmbedding(source, spec.max_length, spec.dropout)
+        self.target_embedding = PositionedEmbedding(target, spec.max_length, spec.dropout)
+        self.encoder = Encoder(spec)
+        layers = spec.decoder_layers or spec.layers
+        self.seen = spec.kernel - 1
+        self.expand = _linear(spec.embedding, spec.width, spec.dropout)
+        self.decoder = Stack[GatedConvolution](
+            GatedConvolution(spec.width, spec.kernel, spec.dropout) for _ in range(layers)
+        )
+        self.attention = Stack[DecoderAttention](
+            DecoderAttention(spec, layer) for layer in range(1 if spec.share_attention else layers)
+        )
+        self.contract = _linear(spec.width, spec.embedding)
+        self.dropout = Dropout(spec.dropout)
+        self.output = _linear(spec.embedding, sizes.target_vocab, spec.dropout)
+        if spec.tie != "none":
+            self.output.weight = target.weight
+
+    def encode(self, source: Source, *, need_weights: bool = False) -> ConvS2SMemory:
+        embedded = self.source_embedding(source.data)
+        keys = self.encoder(embedded, source)
+        values = (keys + embedded) * HALF
+        cross = (
+            each.attention.memorize(keys, source.valid, values, need_weights=need_weights) for each in self.attention
+        )
+        return ConvS2SMemory(tuple(cross), source.valid.sum(1).to(embedded.dtype).sqrt()[:, None, None])
+
+    def _layers(self, memory: ConvS2SMemory) -> list[tuple[GatedConvolution, DecoderAttention, Memory]]:
+        each = len(self.decoder) // len(self.attention)  # all the layers when they share one attention, else 1
+        return list(zip(self.decoder, [*self.attention] * each, memory.cross * each, strict=True))
+
+    def decode(self, memory: ConvS2SMemory, target_in: Int[Tensor, "B T"], *, need_weights: bool = False) -> Decoded:
+        embedded = self.target_embedding(target_in)
+        positions = torch.arange(target_in.shape[1], device=target_in.device)
+        states, maps = self.expand(embedded), []
+        for convolution, attention, cross in self._layers(memory):
+            gated = convolution(nn.functional.pad(states, (0, 0, self.seen, 0)))
+            output = attention(gated, embedded, cross, memory.scale, positions, need_weights=need_weights)
+            states = (output.context + states) * HALF
+            if output.weights is not None:
+                maps.append(output.weights)
+        return Decoded(self.dropout(self.contract(states)), {"cross": maps} if need_weights else None)
+
+    def logits(self, hidden: Float[Tensor, "... E"]) -> Float[Tensor, "... V"]:
+        return self.output(hidden)
+
+    def start(self, memory: ConvS2SMemory, capacity: int, beams: int = 1) -> ConvS2SState:
+        rows = memory.scale.shape[0] * beams
+        blank = memory.scale.new_zeros(rows, self.seen, self.expand.out_features)
+        return ConvS2SState(0, (blank,) * len(self.decoder), beams)
+
+    def step(
+        self, memory: ConvS2SMemory, state: ConvS2SState, token: Int[Tensor, "R"]
+    ) -> tuple[Float[Tensor, "R V"], ConvS2SState]:
+        embedded = self.target_embedding(token[:, None], state.length)
+        positions = torch.full((state.beams,), state.length, device=token.device)
+        states, inputs = self.expand(embedded), []
+        for (convolution, attention, cross), before in zip(self._layers(memory), state.inputs, strict=True):
+            window = torch.cat([before, states], dim=1)
+            inputs.append(window[:, 1:])
+            # the beams of a source share its memory as queries side by side
+            gated, known = (part.view(-1, state.beams, part.shape[-1]) for part in (convolution(window), embedded))
+            context = attention(gated, known, cross, memory.scale, positions).context
+            states = (context.view_as(states) + states) * HALF
+        hidden = self.dropout(self.contract(states))[:, 0]
+        return self.logits(hidden), ConvS2SState(state.length + 1, tuple(inputs), state.beams)
+
+
+def _linear(inputs: int, outputs: int, dropout: float = 0.0) -> nn.Linear:
+    """Keeps the variance of inputs on which there was dropout (section 3.5)."""
+    linear = nn.Linear(inputs, outputs)
+    nn.init.normal_(linear.weight, std=((1 - dropout) / inputs) ** 0.5)
+    nn.init.zeros_(linear.bias)
+    return linear

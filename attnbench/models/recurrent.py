@@ -1,0 +1,271 @@
+"""Encoder-decoders of recurrent layers, with or without attention over the source.
+
+The LSTM (Sutskever et al. 2014; Luong et al. 2015) and the GRU (Bahdanau et al. 2015) differ in their cells alone.
+A decoder step, with s the decoder state, c the context, e the embedded input token and r what is read out:
+
+- query `current` (Luong): `s_t = cell([e_t; fed], s_{t-1})`, `c_t = attend(s_t)`;
+- query `previous` (Bahdanau): `c_t = attend(s_{t-1})`, `s_t = cell([e_t; c_t], s_{t-1})`;
+- readout `state`: `r = s_t`; `attentional`: `r = tanh(W [c_t; s_t])`; `concat`: `r = [s_t; c_t; e_t]`;
+- logits `W_o r + b_o`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, NamedTuple, Self
+
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from attnbench.attention.spec import CrossSpec
+from attnbench.attention.types import Dims, History, Memory, Positions
+from attnbench.core.dropout import Dropout
+from attnbench.models.base import Decoded, ModelSpec, Seq2SeqModel, Sizes, Source
+
+Cells = tuple[Float[Tensor, "R L W"], ...]
+"""What the layers carry from step to step: (h,) of a GRU, (h, c) of an LSTM."""
+
+
+class RecurrentSpec(ModelSpec):
+    """What the recurrent models have in common."""
+
+    sequential: ClassVar[bool] = True
+    cell: ClassVar[type[nn.RNNBase]]
+
+    layers: int = Field(default=2, ge=1)
+    """Layers of the encoder and of the decoder."""
+    width: int = Field(default=512, ge=1)
+    """Units of a layer, in each direction."""
+    embedding: int | None = Field(default=None, ge=1)
+    """Width of the embeddings; null: that of the layers."""
+    bidirectional: bool = False
+    """The encoder reads both ways; `tanh(W [forward; backward])` of its last states starts each decoder layer."""
+    query: Literal["current", "previous"] = "current"
+    """What attends: the state after the step (Luong) or before it, so that the context is an input (Bahdanau)."""
+    input_feeding: Literal["none", "attentional", "context"] = "none"
+    """What joins the next input: nothing, the attentional vector (Luong et al. 2015, section 3.3), or the context."""
+    readout: Literal["state", "attentional", "concat"] = "attentional"
+    """What the output layer reads: the state, tanh of a layer over context and state, or state, context and input."""
+    dropout: float = Field(default=0.2, ge=0, lt=1)
+    """On embeddings, between layers, and on the attentional vector."""
+    attention_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """On attention weights."""
+    attention: CrossSpec = Field(default_factory=CrossSpec)
+    """What stands between decoder and source."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        attends = bool(self.attention.cross.module.stages)
+        if self.query == "previous" and self.input_feeding != "none":
+            raise ValueError(
+                f"input_feeding '{self.input_feeding}' belongs to the query 'current'; with 'previous' the context is "
+                "an input already, so drop input_feeding"
+            )
+        if self.input_feeding == "attentional" and self.readout != "attentional":
+            raise ValueError(
+                f"input_feeding 'attentional' feeds what the readout 'attentional' makes, and the readout is "
+                f"'{self.readout}'; take `input_feeding: context` or `readout: attentional`"
+            )
+        if attends and self.readout == "state" and self.query == "current" and self.input_feeding == "none":
+            raise ValueError(
+                "with the readout 'state' the context would go nowhere; take `readout: attentional` or "
+                "`query: previous`, or `attention: {cross: {module: none}}`"
+            )
+        if not attends and (self.query == "previous" or self.input_feeding == "context"):
+            raise ValueError(
+                f"the module '{self.attention.cross.module.kind}' gives no context to put into the input; "
+                "drop query and input_feeding"
+            )
+        self.attention.cross.check(self.width, self.encoder_width)
+        return self
+
+    @property
+    def encoder_width(self) -> int:
+        """Width of the encoder's states."""
+        return self.width * (2 if self.bidirectional else 1)
+
+    @property
+    def embedding_width(self) -> int:
+        return self.embedding or self.width
+
+    def build(self, sizes: Sizes) -> Recurrent:
+        return Recurrent(self, sizes)
+
+
+class RecurrentMemory(NamedTuple):
+    """initial: what the decoder starts from. cross: what it attends to."""
+
+    initial: Cells
+    cross: Memory
+
+
+class RecurrentState(NamedTuple):
+    """length: tokens read so far. fed: what joins the next input. beams: rows a source."""
+
+    length: int
+    cells: Cells
+    fed: Float[Tensor, "R F"] | None
+    history: History | None
+    beams: int
+
+
+class Encoder(nn.Module):
+    """Embeds and reads the sources; padding is not read."""
+
+    def __init__(self, spec: RecurrentSpec, sizes: Sizes) -> None:
+        super().__init__()
+        self.table = _table(sizes.source_vocab, spec.embedding_width, sizes.pad)
+        self.dropout = Dropout(spec.dropout)
+        self.layers = _layers(spec, spec.embedding_width, spec.bidirectional)
+        states = 2 if spec.cell is nn.LSTM else 1
+        bridges = states * spec.layers if spec.bidirectional else 0
+        self.bridges = nn.ModuleList(nn.Linear(2 * spec.width, spec.width) for _ in range(bridges))
+
+    def forward(self, source: Source) -> tuple[Float[Tensor, "B S D"], Cells]:
+        """The states of the last layer, 0 at padding, and what each decoder layer starts from."""
+        lengths = source.valid.sum(1)
+        embedded = self.dropout(self.table(source.data))
+        read = lengths.clamp(min=1).cpu()  # torch packs no empty row: it reads one token, which is forgotten below
+        packed = pack_padded_sequence(embedded, read, batch_first=True, enforce_sorted=False)
+        states, last = self.layers(packed)
+        states, _ = pad_packed_sequence(states, batch_first=True, total_length=source.data.shape[1])
+        empty = (lengths == 0)[:, None, None]
+        cells = tuple(cell.masked_fill(empty, 0.0) for cell in self._join(_rows_first(last)))
+        return states.masked_fill(empty, 0.0), cells
+
+    def _join(self, cells: Cells) -> Cells:
+        """One state a decoder layer; of two directions, a layer of tanh units."""
+        if not self.bridges:
+            return cells
+        pairs = [cell.unflatten(1, (-1, 2)).flatten(2) for cell in cells]  # the directions of a layer are adjacent
+        bridges = iter(self.bridges)
+        return tuple(torch.stack([torch.tanh(next(bridges)(layer)) for layer in pair.unbind(1)], 1) for pair in pairs)
+
+
+class Recurrent(Seq2SeqModel):
+    """See RecurrentSpec."""
+
+    def __init__(self, spec: RecurrentSpec, sizes: Sizes) -> None:
+        super().__init__()
+        site = spec.attention.cross
+        dims = Dims(query_width=spec.width, key_width=spec.encoder_width)
+        self.encoder = Encoder(spec, sizes)
+        self.table = _table(sizes.target_vocab, spec.embedding_width, sizes.pad)
+        self.dropout = Dropout(spec.dropout)
+        self.attention = site.build("cross", spec.width, dims, spec.attention_dropout)
+        context = self.attention.context_width
+        fed = {"none": 0, "attentional": spec.width, "context": context}[spec.input_feeding]
+        self.fed_width = context if spec.query == "previous" else fed
+        self.decoder = _layers(spec, spec.embedding_width + self.fed_width, bidirectional=False)
+        self.attentional = nn.Linear(context + spec.width, spec.width) if spec.readout == "attentional" else None
+        read = spec.width + context + spec.embedding_width if spec.readout == "concat" else spec.width
+        self.output = nn.Linear(read, sizes.target_vocab)
+        self.spec = spec
+        self.at_once = spec.query == "current" and spec.input_feeding == "none" and not site.transform.needs_upper
+        """Whether no step depends on what was attended before, so that all steps of a target can be taken together."""
+
+    def encode(self, source: Source, *, need_weights: bool = False) -> RecurrentMemory:
+        states, initial = self.encoder(source)
+        return RecurrentMemory(initial, self.attention.memorize(states, source.valid, need_weights=need_weights))
+
+    def decode(self, memory: RecurrentMemory, target_in: Int[Tensor, "B T"], *, need_weights: bool = False) -> Decoded:
+        embedded = self.dropout(self.table(target_in))
+        if self.at_once:
+            states, _ = _run(self.decoder, embedded, memory.initial)
+            positions = _positions(torch.arange(target_in.shape[1], device=embedded.device), memory.cross)
+            output = self.attention(states, memory.cross, positions, need_weights=need_weights)
+            hidden, weights = self._read(states, output.context, embedded), output.weights
+        else:
+            state = self._start(memory, beams=1)
+            parts, maps = [], []
+            for at in range(target_in.shape[1]):
+                part, state, each = self._advance(memory.cross, state, embedded[:, at : at + 1], need_weights)
+                parts.append(part)
+                maps.append(each)
+            hidden = torch.cat(parts, 1)
+            weights = None if not maps or maps[0] is None else torch.cat(maps, 2)
+        if not need_weights:
+            return Decoded(hidden)
+        return Decoded(hidden, {"cross": [] if weights is None else [weights]})
+
+    def logits(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
+        return self.output(hidden)
+
+    def start(self, memory: RecurrentMemory, capacity: int, beams: int = 1) -> RecurrentState:
+        return self._start(memory, beams)
+
+    def step(
+        self, memory: RecurrentMemory, state: RecurrentState, token: Int[Tensor, "R"]
+    ) -> tuple[Float[Tensor, "R V"], RecurrentState]:
+        embedded = self.dropout(self.table(token[:, None]))
+        hidden, state, _ = self._advance(memory.cross, state, embedded, need_weights=False)
+        return self.logits(hidden[:, 0]), state
+
+    def _start(self, memory: RecurrentMemory, beams: int) -> RecurrentState:
+        cells = tuple(torch.repeat_interleave(cell, beams, 0) for cell in memory.initial)
+        feeds = self.spec.input_feeding != "none"
+        fed = cells[0].new_zeros(cells[0].shape[0], self.fed_width) if feeds else None
+        return RecurrentState(0, cells, fed, None, beams)
+
+    def _advance(
+        self, cross: Memory, state: RecurrentState, embedded: Float[Tensor, "R 1 E"], need_weights: bool
+    ) -> tuple[Float[Tensor, "R 1 D"], RecurrentState, Tensor | None]:
+        """One token more: what is read out, the next state, and the weights if they are wanted."""
+        at = torch.full((state.beams,), state.length, device=embedded.device)
+        positions = _positions(at, cross)
+
+        def attend(query: Float[Tensor, "R W"]) -> tuple[Float[Tensor, "R 1 C"], Any]:
+            folded = query.view(-1, state.beams, query.shape[-1])
+            output = self.attention(folded, cross, positions, history=state.history, need_weights=need_weights)
+            return output.context.reshape(query.shape[0], 1, output.context.shape[-1]), output
+
+        if self.spec.query == "previous":
+            context, output = attend(state.cells[0][:, -1])
+            states, cells = _run(self.decoder, torch.cat([embedded, context.to(embedded.dtype)], -1), state.cells)
+        else:
+            given = embedded if state.fed is None else torch.cat([embedded, state.fed[:, None].to(embedded.dtype)], -1)
+            states, cells = _run(self.decoder, given, state.cells)
+            context, output = attend(states[:, 0])
+        hidden = self._read(states, context, embedded)
+        fed = {"none": None, "attentional": hidden, "context": context}[self.spec.input_feeding]
+        fed = None if fed is None else fed[:, 0]
+        return hidden, RecurrentState(state.length + 1, cells, fed, output.history, state.beams), output.weights
+
+    def _read(self, states: Tensor, context: Tensor, embedded: Tensor) -> Float[Tensor, "R T D"]:
+        if self.attentional is not None:
+            return self.dropout(torch.tanh(self.attentional(torch.cat([context.to(states.dtype), states], -1))))
+        if self.spec.readout == "concat":
+            return torch.cat([states, context.to(states.dtype), embedded.to(states.dtype)], -1)
+        return states
+
+
+def _table(rows: int, width: int, pad: int) -> nn.Embedding:
+    """Uniform in [-0.1, 0.1] (Luong et al. 2015, section 4.1); PAD is zero."""
+    table = nn.Embedding(rows, width, padding_idx=pad)
+    nn.init.uniform_(table.weight, -0.1, 0.1)
+    with torch.no_grad():
+        table.weight[pad].zero_()
+    return table
+
+
+def _layers(spec: RecurrentSpec, inputs: int, bidirectional: bool) -> nn.RNNBase:
+    dropout = spec.dropout if spec.layers > 1 else 0.0
+    build: Any = spec.cell  # LSTM and GRU take the same arguments; their base declares none
+    return build(inputs, spec.width, spec.layers, batch_first=True, dropout=dropout, bidirectional=bidirectional)
+
+
+def _run(layers: nn.RNNBase, inputs: Float[Tensor, "R T I"], cells: Cells) -> tuple[Float[Tensor, "R T W"], Cells]:
+    before = tuple(cell.transpose(0, 1).contiguous().to(inputs.dtype) for cell in cells)
+    states, after = layers(inputs, before[0] if len(before) == 1 else before)
+    return states, _rows_first(after)
+
+
+def _rows_first(cells: Any) -> Cells:
+    """torch stacks layers first; here dimension 0 is the row."""
+    return tuple(cell.transpose(0, 1) for cell in (cells if isinstance(cells, tuple) else (cells,)))
+
+
+def _positions(queries: Int[Tensor, "Q"], memory: Memory) -> Positions:
+    return Positions(queries, torch.arange(memory.values.shape[2], device=queries.device))
