@@ -14,7 +14,7 @@ from pydantic import Field
 from attnbench.core.spec import Spec
 from attnbench.core.tree import map_batch
 from attnbench.models.base import Seq2SeqModel, Source
-from attnbench.search.base import Searcher
+from attnbench.search.base import Hypothesis, Searcher
 from attnbench.tasks.base import Metrics, Task
 from attnbench.train.runtime import Runtime
 
@@ -47,7 +47,7 @@ def time_decoding(
         map_batch(lambda tensor: tensor.to(runtime.device), batch)
         for batch in data.eval_batches(spec.split, tokens=most, rows=spec.sentences)
     ]
-    decoded: dict[int, list[int]] = {}
+    decoded: dict[int, Hypothesis] = {}
 
     def decode() -> None:
         decoded.update(task.decode(model, batches, searcher, to_limit=spec.full_length))
@@ -60,8 +60,8 @@ def time_decoding(
     task.decode(model, batches[-1:], searcher, to_limit=spec.full_length)
     seconds = [_clocked(decode, runtime) for _ in range(spec.decode_runs)]
     encoding = statistics.fmean(_clocked(encode, runtime) for _ in range(spec.decode_runs))
-    eos = 0 if spec.full_length else 1
-    steps = sum(max(len(decoded[line]) for line in batch.index.tolist()) + eos for batch in batches)
+    lengths = {line: len(best.tokens) + best.finished for line, best in decoded.items()}
+    steps = sum(max(lengths[line] for line in batch.index.tolist()) for batch in batches)
     mean = statistics.fmean(seconds)
     values = {
         "seconds": mean,

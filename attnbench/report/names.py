@@ -22,24 +22,9 @@ _WORDS = {
     "ms_per_step": "ms/step",
 }
 _LOWER = {
-    "loss",
-    "nll",
-    "ppl",
-    "bpc",
-    "seconds",
-    "seconds_per_epoch",
-    "ms_per_step",
-    "rep",
-    "drop",
-    "aer",
-    "max_mem_mb",
-}
-<<<<<<< HEAD
-=======
-_LOWER = {
-    "loss", "nll", "ppl", "bpc", "seconds", "seconds_per_epoch", "rep", "drop", "aer", "max_mem_mb", "unfinished",
+    "loss", "nll", "ppl", "bpc", "seconds", "seconds_per_epoch", "ms_per_step", "rep", "drop", "aer", "max_mem_mb",
+    "unfinished",
 }  # fmt: skip
->>>>>>> 216c7d7818f2e7f683e65b992af94ff1d238265f
 _HIGHER = {"bleu", "bleu_13a", "chrf", "exact", "exact_match", "meteor", "cider", "tokens_per_s"}
 _DECIMALS = {
     "attended": 1, "entropy": 2, "bleu": 2, "bleu_13a": 2, "chrf": 2, "exact": 2, "loss": 3, "nll": 3, "ppl": 2,

@@ -11,7 +11,7 @@ from torch import Tensor
 from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec
 from attnbench.models.base import Sizes
-from attnbench.search.base import Searcher
+from attnbench.search.base import Hypothesis, Searcher
 
 
 class Loss(NamedTuple):
@@ -58,8 +58,8 @@ class Task(Protocol):
 
     def decode(
         self, model: Any, batches: Iterable[Any], searcher: Searcher, *, to_limit: bool = False
-    ) -> dict[int, list[int]]:
-        """Line of its split -> ids of the best output. to_limit: EOS ends no output, the search's limit does."""
+    ) -> dict[int, Hypothesis]:
+        """Line of its split -> the best output. to_limit: EOS ends no output, the search's limit does."""
         ...
 
     def sample_bleu(self, model: Any, data: Any, searcher: Searcher, tokens: int, size: int) -> float:

@@ -101,27 +101,16 @@ class PairTask(ABC):
         return {"loss": nats / max(1, count), "ppl": perplexity(nats, count) or float("nan")}
 
     @torch.no_grad()
-<<<<<<< HEAD
     def decode(
         self, model: Seq2SeqModel, batches: Iterable[Batch], searcher: Searcher, *, to_limit: bool = False
-    ) -> dict[int, list[int]]:
+    ) -> dict[int, Hypothesis]:
         device = next(model.parameters()).device
         limits = self.limits._replace(eos=NO_TOKEN) if to_limit else self.limits
-        decoded: dict[int, list[int]] = {}
-        for batch in batches:
-            source = Source(batch.source.to(device), batch.source_valid.to(device))
-            found = searcher(model, source, limits)
-            decoded |= {line: best[0].tokens for line, best in zip(batch.index.tolist(), found, strict=True)}
-=======
-    def decode(self, model: Seq2SeqModel, batches: Iterable[Batch], searcher: Searcher) -> dict[int, Hypothesis]:
-        """Line of the split -> the best output."""
-        device = next(model.parameters()).device
         decoded: dict[int, Hypothesis] = {}
         for batch in batches:
             source = Source(batch.source.to(device), batch.source_valid.to(device))
-            found = searcher(model, source, self.limits)
+            found = searcher(model, source, limits)
             decoded |= {line: best[0] for line, best in zip(batch.index.tolist(), found, strict=True)}
->>>>>>> 216c7d7818f2e7f683e65b992af94ff1d238265f
         return decoded
 
     def evaluate(self, model: Seq2SeqModel, data: Data, split: str, searcher: Searcher, tokens: int) -> Metrics:

@@ -73,13 +73,13 @@ def test_outputs_of_full_length_hang_on_no_training(parts: Any, bench: Any, kind
     searcher = bench.experiment({"search": search}).cells[0].spec.search.build()
     batches = list(data.eval_batches("valid", tokens=40))
     decoded = task.decode(model, batches, searcher, to_limit=True)
-    assert {line: len(ids) for line, ids in decoded.items()} == {
+    assert {line: len(best.tokens) for line, best in decoded.items()} == {
         line: len(text.split()) + 1 for line, text in enumerate(data.split("valid").source)
     }
     metrics = time_decoding(
         task, model, data, TimingSpec(decode_runs=1, full_length=True, sentences=1), searcher, RUNTIME, 4096
     )
-    assert metrics.values["steps"] == sum(len(ids) for ids in decoded.values())
+    assert metrics.values["steps"] == sum(len(best.tokens) for best in decoded.values())
 
 
 def test_a_cell_that_is_timed(bench: Any):

@@ -77,7 +77,7 @@ class ToyTask:
         assert split == "valid"
         return Metrics({"bleu": searcher(model)}, {}, {}, {})
 
-    def decode(self, model: Any, batches: Any, searcher: Any, *, to_limit: bool = False) -> dict[int, list[int]]:
+    def decode(self, model: Any, batches: Any, searcher: Any, *, to_limit: bool = False) -> dict[int, Any]:
         raise NotImplementedError
 
     def sample_bleu(self, model: Any, data: Any, searcher: Any, tokens: int, size: int) -> float:
