@@ -293,7 +293,7 @@ def _mend(base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None, do
 
 
 def _lay(raw: Raw, path: str, content: Any) -> None:
-    """Lay an axis entry over a cell: merged into the node it names; on the axis of whole cells, each key into its own."""
+    """Merge an axis entry into the node that it names; on the axis of whole cells, each of its keys into its own."""
     if path != WHOLE_CELL:
         place(raw, path, content, merge=True)
         return

@@ -22,6 +22,7 @@ from attnbench.experiment.environment import environment
 from attnbench.experiment.grid import Cell
 from attnbench.experiment.run import Run
 from attnbench.experiment.spec import CellSpec
+from attnbench.experiment.timing import time_decoding
 from attnbench.search.greedy import GreedySpec
 from attnbench.tasks.base import Metrics
 from attnbench.train.loop import Outcome, train
@@ -110,6 +111,9 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
         listen({"event": f"{outcome.ending.text}; evaluating {_weights_name(steps)}"})
         model.eval()
         parts = evaluate(task, model, data, spec, run)
+        if spec.timing is not None:
+            searcher = spec.search.build()
+            parts["decode"] = time_decoding(task, model, data, spec.timing, searcher, runtime, EVAL_TOKENS)
     else:
         mend = "lower the learning rate, clip, or use fp32"
         listen({"event": f"{outcome.ending.text}; no checkpoint lies before it, so there are no scores; {mend}"})
@@ -222,7 +226,9 @@ def _epochs(run: Run, state: TrainState) -> dict[str, float]:
     """Whole passes over the data: how many were made, how many lay behind the best weights, how long one took."""
     lines = read_jsonl(run.folder / "metrics.jsonl")
     found: dict[str, float] = {"train/epochs": state.cursor[0]}
-    found |= {"best/epoch": line["epoch"] for line in lines if "valid/loss" in line and line["step"] == state.best_step}
+    for line in lines:
+        if "valid/loss" in line and line["step"] == state.best_step:
+            found["best/epoch"] = line["epoch"]
     seconds = [line["epoch/seconds"] for line in lines if "epoch/seconds" in line]
     return {**found, "train/seconds_per_epoch": statistics.median(seconds)} if seconds else found
 

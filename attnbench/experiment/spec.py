@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from attnbench.core.spec import Spec, unknown
+from attnbench.experiment.timing import TimingSpec
 from attnbench.models.base import ModelField
 from attnbench.models.transformer import TransformerSpec
 from attnbench.search.base import SearchField
@@ -31,6 +32,8 @@ class CellSpec(Spec):
     """Training."""
     search: SearchField = Field(default_factory=BeamSpec)
     """Decoding of the validation and test sets at the end."""
+    timing: TimingSpec | None = None
+    """Measure how long decoding takes; left out: it is not measured apart."""
     seed: int = Field(default=1, ge=0)
     """Seed of weights, dropout and the order of batches."""
 

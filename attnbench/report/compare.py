@@ -17,6 +17,7 @@ KEYS = ("table", "dataset", "metric", "system", "value", "source")
 BESIDE = {
     "train/tokens_per_s": "train_Ktokens_per_s",
     "decode/tokens_per_s": "infer_Ktokens_per_s",
+    "decode/seconds": "decode_seconds",
     "train/seconds_per_epoch": "seconds_per_epoch",
     "best/epoch": "epochs_to_converge",
     "params": "parameters",

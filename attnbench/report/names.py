@@ -18,14 +18,17 @@ _WORDS = {
     "exact_bound": "exact match of a perfect copy",
     "seconds_per_epoch": "s/epoch",
     "seconds_spread": "seconds, spread",
+    "encode_seconds": "seconds in the encoder",
+    "ms_per_step": "ms/step",
 }
 _LOWER = {
-    "loss", "nll", "ppl", "bpc", "seconds", "seconds_per_epoch", "rep", "drop", "aer", "max_mem_mb", "unfinished",
+    "loss", "nll", "ppl", "bpc", "seconds", "seconds_per_epoch", "ms_per_step", "rep", "drop", "aer", "max_mem_mb",
+    "unfinished",
 }  # fmt: skip
 _HIGHER = {"bleu", "bleu_13a", "chrf", "exact", "exact_match", "meteor", "cider", "tokens_per_s"}
 _DECIMALS = {
-    "attended": 1, "entropy": 2, "bleu": 2, "bleu_13a": 2, "chrf": 2, "exact": 2, "loss": 3, "nll": 3, "ppl": 2, "bpc": 3,
-    "bleu_bound": 2, "exact_bound": 2,
+    "attended": 1, "entropy": 2, "bleu": 2, "bleu_13a": 2, "chrf": 2, "exact": 2, "loss": 3, "nll": 3, "ppl": 2,
+    "bpc": 3, "bleu_bound": 2, "exact_bound": 2, "seconds_per_epoch": 2,
 }  # fmt: skip
 
 

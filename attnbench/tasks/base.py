@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec
 from attnbench.models.base import Sizes
-from attnbench.search.base import Searcher
+from attnbench.search.base import Hypothesis, Searcher
 
 
 class Loss(NamedTuple):
@@ -54,6 +54,12 @@ class Task(Protocol):
 
     def evaluate(self, model: Any, data: Any, split: str, searcher: Searcher, tokens: int) -> Metrics:
         """Decode a split and score it. `unfinished`: outputs that the length limit cut off."""
+        ...
+
+    def decode(
+        self, model: Any, batches: Iterable[Any], searcher: Searcher, *, to_limit: bool = False
+    ) -> dict[int, Hypothesis]:
+        """Line of its split -> the best output. to_limit: EOS ends no output, the search's limit does."""
         ...
 
     def sample_bleu(self, model: Any, data: Any, searcher: Searcher, tokens: int, size: int) -> float:

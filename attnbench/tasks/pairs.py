@@ -27,6 +27,8 @@ from attnbench.tasks.loss import smoothed_cross_entropy
 
 SENTENCES = 64
 """Sentences decoded at a time where they are not in batches yet."""
+NO_TOKEN = -1
+"""An id that no output can hold."""
 SAMPLE = 256
 """Sentences of a split on which attention is measured: the first ones."""
 
@@ -99,13 +101,15 @@ class PairTask(ABC):
         return {"loss": nats / max(1, count), "ppl": perplexity(nats, count) or float("nan")}
 
     @torch.no_grad()
-    def decode(self, model: Seq2SeqModel, batches: Iterable[Batch], searcher: Searcher) -> dict[int, Hypothesis]:
-        """Line of the split -> the best output."""
+    def decode(
+        self, model: Seq2SeqModel, batches: Iterable[Batch], searcher: Searcher, *, to_limit: bool = False
+    ) -> dict[int, Hypothesis]:
         device = next(model.parameters()).device
+        limits = self.limits._replace(eos=NO_TOKEN) if to_limit else self.limits
         decoded: dict[int, Hypothesis] = {}
         for batch in batches:
             source = Source(batch.source.to(device), batch.source_valid.to(device))
-            found = searcher(model, source, self.limits)
+            found = searcher(model, source, limits)
             decoded |= {line: best[0] for line, best in zip(batch.index.tolist(), found, strict=True)}
         return decoded
 

@@ -34,8 +34,8 @@ class TrainSpec(Spec):
     log_every: int = Field(default=100, ge=1)
     """Updates between two lines of metrics.jsonl."""
     validate_every: Annotated[int, Field(ge=1)] | Literal["epoch"] = 1000
-    """Updates between two validations, each of which is also a checkpoint; epoch: at the end of each pass over the data,
-    which then has a line of its own in metrics.jsonl."""
+    """Updates between two validations, each of which is also a checkpoint; epoch: at the end of each pass over the
+    data, which then has a line of its own in metrics.jsonl."""
     validate_bleu: bool = False
     """Decode the validation set greedily at each validation, for the curve and for `select: bleu`."""
     train_bleu: int = Field(default=0, ge=0)

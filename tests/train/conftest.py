@@ -77,6 +77,9 @@ class ToyTask:
         assert split == "valid"
         return Metrics({"bleu": searcher(model)}, {}, {}, {})
 
+    def decode(self, model: Any, batches: Any, searcher: Any, *, to_limit: bool = False) -> dict[int, Any]:
+        raise NotImplementedError
+
     def sample_bleu(self, model: Any, data: Any, searcher: Any, tokens: int, size: int) -> float:
         assert not model.training
         return searcher(model) + size
