@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from attnbench.attention.modules.base import Attention, ModuleField, Site
+from attnbench.attention.modules.base import Attention, ModuleField, Site, Stage, modules
 from attnbench.attention.modules.multihead import MultiHeadSpec
 from attnbench.attention.modules.single_head import SingleHeadSpec
 from attnbench.attention.patterns.base import PatternField, PatternSpec
@@ -145,8 +146,8 @@ class Sites(Spec):
         for role in cls.roles:
             own = raw.get(role, {})
             if isinstance(own, Mapping):
-                sites[role] = {**default, **own}
-                if "budget" not in own and ("pattern" in own or "transform" in own):
+                sites[role] = {**_inherited(default, own), **own}
+                if "budget" not in own and own.keys() & {"module", "pattern", "transform"}:
                     # an inherited budget serves the site only if its own choice takes one
                     sites[role]["budget"] = default.get("budget") if cls.takes_budget(sites[role], role) else None
         return {**raw, **sites}
@@ -205,6 +206,15 @@ class CrossSpec(Sites):
     """What `cross` is laid over; spent when the spec is read."""
     cross: CrossSiteSpec = Field(default_factory=CrossSiteSpec)
     """Decoder attention over the source."""
+
+
+def _inherited(default: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """What of `default` a site is laid over: not the stages that the site's own module does not have."""
+    absent: set[str] = set()
+    if "module" in own:
+        with contextlib.suppress(ValueError):  # told at the site
+            absent = set(get_args(Stage)) - modules.parse(own["module"]).stages
+    return {name: value for name, value in default.items() if name not in absent}
 
 
 def _check_shared(default: SiteSpec, roles: Sequence[Role]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Self
 
 import pytest
@@ -10,11 +11,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from attnbench.attention.patterns.base import PatternSpec, patterns
-from attnbench.attention.spec import AttentionSpec, SiteSpec
+from attnbench.attention.spec import AttentionSpec, CrossSpec, SiteSpec
 from attnbench.attention.transforms.base import TransformSpec, transforms
 from attnbench.attention.types import ROLES
 from attnbench.core.files import dump_yaml, parse_yaml
 from attnbench.core.spec import dotted, problems
+from attnbench.models.base import models
 
 INF = float("inf")
 
@@ -23,7 +25,7 @@ def parse(raw: Any) -> AttentionSpec:
     return AttentionSpec.model_validate(raw)
 
 
-def faults(raw: Any) -> dict[str, str]:
+def faults(raw: Any, parse: Callable[[Any], Any] = parse) -> dict[str, str]:
     with pytest.raises(ValidationError) as caught:
         parse(raw)
     return {dotted(path): message for path, message in problems(caught.value)}
@@ -212,6 +214,125 @@ def test_what_cannot_stand_at_a_site_is_refused():
     assert list(faults({"default": {"pattern": "own"}})) == ["default"]
     spec = parse({"default": {"pattern": "own"}, "cross": {"pattern": "full"}})
     assert spec.cross.pattern.kind == "full"
+
+
+# ---- stages that a module does not have ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("site", "words"), [
+    ({"module": "fixed_memory", "score": "dot"}, "the module 'fixed_memory' has no score; drop `score: dot`"),
+    ({"module": "fixed_memory", "pattern": "near"}, "the module 'fixed_memory' has no pattern; drop `pattern: near`"),
+    ({"module": "none", "transform": "sparsemax"}, "the module 'none' has no transform; drop `transform: sparsemax`"),
+])  # fmt: skip
+@pytest.mark.usefixtures("near")
+def test_a_stage_that_the_module_has_not_is_refused_with_the_mend(site, words):
+    assert faults({"cross": site}) == {"cross": words}
+    assert faults({"cross": site}, CrossSpec.model_validate) == {"cross": words}
+    assert faults({"default": site}, CrossSpec.model_validate) == {"default": words}
+
+
+@pytest.mark.usefixtures("near")
+def test_what_is_inherited_does_not_bind_a_module_that_has_no_such_stage():
+    default = {"score": "dot", "pattern": "near", "transform": "topk", "budget": 5}
+    spec = parse({"default": default, "cross": {"module": "fixed_memory"}})
+    assert spec.cross.canonical() == {"module": {"kind": "fixed_memory"}, "transform": {"kind": "topk", "k": 5}}
+    assert spec.encoder_self.score.kind == "dot"
+    spec = parse({"default": {"pattern": "near", "budget": 5}, "cross": {"module": "fixed_memory"}})
+    assert spec.cross.canonical() == {"module": {"kind": "fixed_memory"}}
+    assert spec.decoder_self.pattern.canonical() == {"kind": "near", "n": 5}
+    found = faults({"default": default, "cross": {"module": {"kind": "fixed_memory", "slots": 0}}})
+    assert list(found) == ["cross.module.slots"]
+
+
+@pytest.mark.parametrize("module", ["single_head", "fixed_memory", "none"])
+def test_modules_without_a_cache_stand_at_cross_alone(module):
+    assert parse({"cross": {"module": module}}).cross.module.kind == module
+    for role in ("encoder_self", "decoder_self"):
+        told = f"module '{module}' cannot stand at {role} (it can at: cross)"
+        assert faults({role: {"module": module}}) == {role: told}
+
+
+def test_the_fields_of_fixed_memory_stand_in_its_mapping():
+    module = {"kind": "fixed_memory", "slots": 8, "encoder_transform": {"kind": "topk", "k": 2}}
+    spec = parse({"cross": {"module": module, "transform": "sigmoid"}})
+    assert spec.cross.module.canonical() == module
+    assert spec.cross.transform.kind == "sigmoid"
+    misspelt = {"cross": {"module": {**module, "encoder_transform": {"kind": "topk", "kk": 2}}}}
+    assert list(faults(misspelt)) == ["cross.module.encoder_transform.kk"]
+
+
+def test_a_transformer_without_sight_of_the_source_is_refused():
+    raw = {"kind": "transformer", "attention": {"cross": {"module": "none"}}}
+    (message,) = faults(raw, models.parse).values()
+    assert "attention.cross: with the module 'none' a Transformer's decoder would know nothing of the source" in message
+    assert "take another module, or a recurrent model" in message
+
+
+# ---- models whose one site is the source -----------------------------------------------------------------------------
+
+
+def test_nothing_said_of_one_site_is_additive_attention_of_one_head():
+    spec = CrossSpec.model_validate({})
+    assert spec == CrossSpec()
+    assert spec.canonical() == {}
+    kinds = [getattr(spec.cross, stage).kind for stage in ("module", "score", "pattern", "transform")]
+    assert kinds == ["single_head", "additive", "full", "softmax"]
+
+
+def test_cross_is_laid_over_the_default():
+    default = {"transform": "topk", "budget": 4, "score": "bilinear", "sparsify": "train"}
+    spec = CrossSpec.model_validate({"default": default, "cross": {"score": {"kind": "additive", "units": 7}}})
+    assert spec.cross.canonical() == {
+        "transform": {"kind": "topk", "k": 4},
+        "score": {"kind": "additive", "units": 7},
+        "sparsify": "train",
+    }
+
+
+@pytest.mark.parametrize(("raw", "path", "words"), [
+    ({"encoder_self": {}}, "encoder_self", "unknown key 'encoder_self'"),
+    ({"cros": {}}, "cros", "did you mean 'cross'"),
+    ({"default": {"score": "addditive"}}, "default.score.kind", "did you mean 'additive'"),
+    ({"cross": {"score": {"kind": "additive", "unit": 3}}}, "cross.score.unit", "did you mean 'units'"),
+    ({"default": {"transform": "topk"}}, "default", "give k, ratio or a budget"),
+    ({"cross": {"budget": 3}}, "cross", "the budget 3 has no taker"),
+])  # fmt: skip
+def test_a_fault_of_the_one_site_is_told_at_its_path(raw, path, words):
+    found = faults(raw, CrossSpec.model_validate)
+    assert list(found) == [path]
+    assert words in found[path]
+
+
+TOP = {"transform": {"kind": "topk", "k": 4}}
+SAME_AT_ONE_SITE = [
+    ({}, {"default": {}}, {"cross": {}}, {"default": {"score": "additive"}}, {"cross": {"module": "single_head"}}),
+    ({"default": {"score": "dot"}}, {"cross": {"score": "dot"}},
+     {"default": {"score": "additive"}, "cross": {"score": "dot"}}),
+    ({"default": {"transform": "topk", "budget": 4}}, {"cross": TOP},
+     {"default": {"transform": "topk"}, "cross": {"budget": 4}},
+     {"default": {"budget": 4}, "cross": {"transform": "topk"}}),
+    ({"default": {"module": "fixed_memory"}}, {"cross": {"module": {"kind": "fixed_memory", "slots": 32}}},
+     {"cross": {"module": {"kind": "fixed_memory", "encoder_transform": {"kind": "softmax"}, "longest": None}}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("group", SAME_AT_ONE_SITE)
+def test_ways_to_write_the_one_site_have_one_digest(group):
+    specs = [CrossSpec.model_validate(raw) for raw in group]
+    assert len({spec.digest() for spec in specs}) == 1
+    for spec in specs:
+        assert spec == specs[0]
+        assert CrossSpec.model_validate(parse_yaml(dump_yaml(spec.dump()))[0]) == spec
+
+
+def test_what_differs_at_the_one_site_has_another_digest():
+    module = {"kind": "fixed_memory", "slots": 8}
+    sites = [
+        {}, {"score": "dot"}, {"score": {"kind": "additive", "units": 3}}, {"module": "none"}, {"module": "multihead"},
+        {"module": module}, {"module": {**module, "enc_norm": "time"}}, {"module": {**module, "positions": True}},
+        {"module": {**module, "encoder_transform": "sigmoid"}}, {"module": module, "transform": "sigmoid"},
+    ]  # fmt: skip
+    assert len({CrossSpec.model_validate({"cross": site}).digest() for site in sites}) == len(sites)
 
 
 # ---- identity -------------------------------------------------------------------------------------------------------

@@ -258,3 +258,50 @@ def test_history_needs_a_decoder_that_runs_step_by_step(monkeypatch):
     monkeypatch.setattr(transforms, "_members", {**transforms._members, "bounded": Bounded})
     (message,) = faults(attention={"cross": {"transform": "bounded"}}).values()
     assert "attention.cross: the transform 'bounded' depends on what was attended before" in message
+
+
+# ---- fixed-size memory -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@torch.no_grad()
+def test_decoding_with_fixed_memory_touches_no_encoder_state(beams):
+    """Every tensor that the encoder made is overwritten; the slots are all that is left."""
+    model = build(attention={"cross": {"module": {"kind": "fixed_memory", "slots": 3, "positions": True}}})
+    source = Source(torch.tensor([[4, 5, 6, 7], [8, 9, 0, 0]]), torch.tensor([[True] * 4, [True, True, False, False]]))
+    token = torch.full((2 * beams,), 1)
+
+    def decode(memory):
+        state, found = model.start(memory, 3, beams), []
+        for _ in range(3):
+            logits, state = model.step(memory, state, token)
+            found.append(logits)
+        return torch.stack(found)
+
+    wanted = decode(model.encode(source))
+    made: list[torch.Tensor] = []
+    watched = [*model.encoder.modules(), *model.source_embedding.modules(), model.encoder_norm]
+    hooks = [part.register_forward_hook(lambda *call: made.append(call[-1])) for part in watched]
+    memory = model.encode(source)
+    for hook in hooks:
+        hook.remove()
+    states = [each for each in made if isinstance(each, torch.Tensor)]
+    assert any(each.shape == (2, 4, 8) for each in states)
+    for each in states:
+        each.fill_(torch.nan)
+    source.valid.fill_(False)
+    assert torch.equal(decode(memory), wanted)
+
+
+def test_fixed_memory_refuses_what_needs_bounds(monkeypatch):
+    class Bounded(TransformSpec):
+        kind: str = "bounded"
+        needs_upper = True
+
+    transforms.kinds()
+    monkeypatch.setattr(transforms, "_members", {**transforms._members, "bounded": Bounded})
+    module = {"kind": "fixed_memory", "encoder_transform": "bounded"}
+    found = faults(attention={"cross": {"module": module}})
+    assert list(found) == ["attention.cross.module"]
+    (message,) = faults(attention={"cross": {"module": "fixed_memory", "transform": "bounded"}}).values()
+    assert "the transform 'bounded' needs what each source position has received" in message

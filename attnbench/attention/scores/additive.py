@@ -32,8 +32,9 @@ class Additive(Score):
 
     def forward(self, query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K A"]) -> Float[Tensor, "B H Q K"]:
         """Memory is B*H*Q*K*A."""
-        hidden = ((query @ self.query_weight).unsqueeze(-2) + keys.unsqueeze(-3)).tanh_()
-        return torch.einsum("bhqka,ha->bhqk", hidden, self.vector)
+        weight, vector = self.query_weight.to(query.dtype), self.vector.to(query.dtype)  # queries may come widened
+        hidden = ((query @ weight).unsqueeze(-2) + keys.unsqueeze(-3)).tanh_()
+        return torch.einsum("bhqka,ha->bhqk", hidden, vector)
 
 
 @scores.register

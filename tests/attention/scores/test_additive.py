@@ -1,0 +1,84 @@
+"""Additive scores against numpy, written as the paper has them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from attnbench.attention.scores.additive import Additive
+from attnbench.attention.scores.base import scores
+from attnbench.attention.types import Dims
+
+BATCH, QUERIES, KEYS, QUERY_WIDTH, KEY_WIDTH = 2, 4, 6, 3, 5
+
+
+def build(heads: int, units: int | None) -> Additive:
+    torch.manual_seed(1)
+    score = scores.parse({"kind": "additive", "units": units}).build(
+        Dims(heads=heads, query_width=QUERY_WIDTH, key_width=KEY_WIDTH)
+    )
+    assert isinstance(score, Additive)
+    torch.nn.init.normal_(score.bias)
+    return score.double()
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("units", [None, 1, 7])
+@torch.no_grad()
+def test_equals_the_formula(heads, units):
+    """Bahdanau et al. 2015, A.1.2: `a(s, h) = v . tanh(W s + U h)`, here with a bias."""
+    rng = np.random.default_rng(0)
+    query = rng.normal(size=(BATCH, heads, QUERIES, QUERY_WIDTH))
+    states = rng.normal(size=(BATCH, heads, KEYS, KEY_WIDTH))
+    score = build(heads, units)
+    keys = score.keys(torch.from_numpy(states))
+    found = score(torch.from_numpy(query), keys).numpy()
+    assert keys.shape == (BATCH, heads, KEYS, units or QUERY_WIDTH)
+    for b, h, i, j in np.ndindex(found.shape):
+        query_part = query[b, h, i] @ score.query_weight[h].numpy()
+        key_part = states[b, h, j] @ score.key_weight[h].numpy()
+        hidden = np.tanh(query_part + key_part + score.bias[h, 0].numpy())
+        assert found[b, h, i, j] == pytest.approx(hidden @ score.vector[h].numpy(), abs=1e-12)
+
+
+@pytest.mark.parametrize(("units", "width"), [(None, QUERY_WIDTH), (9, 9)])
+def test_units_are_the_querys_width_where_not_given(units, width):
+    score = build(2, units)
+    assert score.key_width == width
+    assert {name: tuple(parameter.shape) for name, parameter in score.named_parameters()} == {
+        "query_weight": (2, QUERY_WIDTH, width),
+        "key_weight": (2, KEY_WIDTH, width),
+        "bias": (2, 1, width),
+        "vector": (2, width),
+    }
+
+
+@pytest.mark.parametrize("units", [0, -1, 2.5])
+def test_units_are_a_count(units):
+    with pytest.raises(ValueError, match="units"):
+        scores.parse({"kind": "additive", "units": units})
+
+
+def test_inputs_are_left_alone():
+    """tanh is taken in place, of a sum that is its own."""
+    score = build(1, 4)
+    query = torch.randn(BATCH, 1, 1, QUERY_WIDTH, dtype=torch.float64)
+    keys = score.keys(torch.randn(BATCH, 1, KEYS, KEY_WIDTH, dtype=torch.float64)).detach()
+    before = query.clone(), keys.clone()
+    score(query, keys)
+    assert torch.equal(query, before[0])
+    assert torch.equal(keys, before[1])
+
+
+def test_initial_weights():
+    torch.manual_seed(0)
+    score = scores.parse({"kind": "additive", "units": 64}).build(Dims(heads=2, query_width=32, key_width=96))
+    assert isinstance(score, Additive)
+    for weight, width in ((score.query_weight, 32), (score.key_weight, 96)):
+        bound = (6 / (width + 64)) ** 0.5  # of one head's matrix, not of all
+        assert weight.abs().max() <= bound
+        assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.1)
+    assert score.vector.abs().max() <= 64**-0.5
+    assert score.vector.std().item() == pytest.approx(64**-0.5 / 3**0.5, rel=0.2)
+    assert not score.bias.any()
