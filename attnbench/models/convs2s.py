@@ -208,7 +208,7 @@ class ConvS2S(Seq2SeqModel):
 
     def encode(self, source: Source, *, need_weights: bool = False) -> ConvS2SMemory:
         embedded = self.source_embedding(source.data)
-        keys = self.encoder(embedded, source).to(embedded.dtype)  # that of the queries, under autocast, too
+        keys = self.encoder(embedded, source)
         values = (keys + embedded) * HALF
         cross = (
             each.attention.memorize(keys, source.valid, values, need_weights=need_weights) for each in self.attention

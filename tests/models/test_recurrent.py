@@ -193,7 +193,8 @@ def test_training_drops_out_and_evaluation_does_not(kind):
 
 @KINDS
 def test_bfloat16_is_close_to_float32(kind):
-    for raw in ({}, {"query": "previous"}, {"input_feeding": "attentional"}):
+    kinds = [{"attention": {"cross": {"score": score}}} for score in ("dot", "bilinear", "additive")]
+    for raw in ({"query": "previous"}, {"input_feeding": "attentional"}, *kinds):
         model = build({"kind": kind, **raw}).float()
         plain = found(model)
         with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -40,10 +40,10 @@ class Scored(nn.Module):
         assert keys is not None  # the modules that score make Memories with keys
         if memory.filled is not None:
             keys, values = keys[:, :, : memory.filled], values[:, :, : memory.filled]
-        with torch.autocast(queries.device.type, enabled=False):  # ties of low precision would let top-k keep too many
-            scores = (
-                self.score(queries.float(), keys.float()) if queries.dtype.itemsize < 4 else self.score(queries, keys)
-            )
+        if min(queries.dtype.itemsize, keys.dtype.itemsize) < 4:  # ties of low precision would let top-k keep too many
+            queries, keys = queries.float(), keys.float()
+        with torch.autocast(queries.device.type, enabled=False):
+            scores = self.score(queries, keys)
         transform = softmax if self.dense_in_eval and not self.training else self.transform
         weights = transform(scores, valid=self._allowed(memory, positions))
         return self.dropout(weights).to(values.dtype) @ values, weights
