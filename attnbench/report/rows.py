@@ -106,12 +106,15 @@ def _distinct(rows: list[Row]) -> list[Row]:
 def refuse_mixtures(rows: Iterable[Row]) -> None:
     """Raise AttnbenchError, naming cells, where done cells were scored differently or on different data.
 
-    Cells that differ on an axis of the task are on different data on purpose: each such group is judged apart.
+    Cells that differ on an axis of the task, or in the task that an axis of whole cells gives them, are on different
+    data on purpose: each such group is judged apart.
     """
     groups: dict[str, list[Cell]] = {}
     for row in rows:
         task = repr([(path, value) for path, value in row.axes.items() if path.split(".", 1)[0] == "task"])
-        groups.setdefault(task, []).extend(row.done)
+        for cell in row.done:  # an axis of whole cells may change the task too: their specs say whether it does
+            own = repr(cell.spec.get("task")) if "cell" in row.axes else ""
+            groups.setdefault(task + own, []).append(cell)
     for cells in groups.values():
         for metric in sorted({name for cell in cells for name in cell.signatures}):
             _one(f"the signature of {metric}", [(cell, cell.signatures.get(metric)) for cell in cells])

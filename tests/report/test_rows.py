@@ -79,6 +79,18 @@ def test_an_axis_of_the_task_may_change_the_data(run_folder):
         group(collect(run.grid()).cells)
 
 
+def test_an_axis_of_whole_cells_changes_the_data_where_its_cells_say_so(run_folder):
+    run = run_folder()
+    for name, longest, data in (("a", 10, "a" * 12), ("b", 50, "b" * 12), ("c", 50, "b" * 12)):
+        folder = run.add(name, 1, 35.0, axes={"cell": name}, data=data)
+        (folder / "spec.yaml").write_text(f"task: {{dataset: {{longest: {longest}}}}}\n")
+    assert len(group(collect(run.grid()).cells)) == 3
+    folder = run.add("d", 1, 30.0, axes={"cell": "d"}, data="d" * 12)
+    (folder / "spec.yaml").write_text("task: {dataset: {longest: 10}}\n")
+    with pytest.raises(AttnbenchError, match="d-s1"):
+        group(collect(run.grid()).cells)
+
+
 def test_cells_that_are_not_done_mix_with_anything(run_folder):
     run = run_folder()
     run.add("dense", 1, 35.0)
