@@ -6,12 +6,13 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnbench.attention.spec import AttentionSpec, SiteSpec
-from attnbench.attention.types import ROLES, Role
+from attnbench.attention.spec import AttentionSpec, Sites
+from attnbench.attention.types import Role
 from attnbench.core.errors import SpecError
 from attnbench.core.files import parse_yaml
 from attnbench.core.spec import unknown
 from attnbench.experiment.grid import Document, header_of, place
+from attnbench.models.base import models
 
 BUDGETS: tuple[int | str, ...] = (1, 2, 4, 8, 16, "inf")
 _SITES = "model.attention"
@@ -47,13 +48,13 @@ def with_budgets(document: Document, budgets: Sequence[int | str] | None) -> Doc
             document = document.with_axis(path, values, origin)
         return document
     document = _freed(document)
-    takers = _takers(document.raw)
+    takers, roles = _takers(document.raw), _attention(document.raw).roles
     if not takers and not any(path.startswith(_SITES) for path in axes):
         document = _with_topk(document)
-        takers = list(ROLES)
+        takers = list(roles)
     if len(takers) == 1:
         return document.with_axis(f"{_SITES}.{takers[0]}.budget", values, origin)
-    if len(takers) in (0, len(ROLES)) or _inherited(document.raw):
+    if len(takers) in (0, len(roles)) or _inherited(document.raw):
         return document.with_axis(f"{_SITES}.default.budget", values, origin)
     entries = [{"label": f"budget-{value}", **{role: {"budget": value} for role in takers}} for value in values]
     return document.with_axis(_SITES, entries, origin)
@@ -66,25 +67,26 @@ def _node(raw: Mapping[str, Any], dotted: str) -> dict[str, Any]:
     return dict(node) if isinstance(node, Mapping) else {}
 
 
+def _attention(raw: Mapping[str, Any]) -> type[Sites]:
+    """The class of the model's `attention`, which knows the model's sites."""
+    model = raw.get("model")
+    kind = model.get("kind", "transformer") if isinstance(model, Mapping) else model or "transformer"
+    field = models.get(kind).model_fields.get("attention") if kind in models.kinds() else None
+    found = field.annotation if field else None
+    return found if isinstance(found, type) and issubclass(found, Sites) else AttentionSpec
+
+
 def _takers(raw: Mapping[str, Any]) -> list[Role]:
     """The sites that take a budget."""
-    default = _node(raw, f"{_SITES}.default")
-    return [role for role in ROLES if _takes({**default, **_node(raw, f"{_SITES}.{role}")}, role)]
-
-
-def _takes(site: Mapping[str, Any], role: Role) -> bool:
-    try:
-        SiteSpec.model_validate({**site, "budget": 1}).resolved(role)
-    except ValueError:
-        return False
-    return True
+    default, sites = _node(raw, f"{_SITES}.default"), _attention(raw)
+    return [role for role in sites.roles if sites.takes_budget({**default, **_node(raw, f"{_SITES}.{role}")}, role)]
 
 
 def _inherited(raw: Mapping[str, Any]) -> bool:
     """Whether a budget at `default` is one for every site that takes one, and for no other."""
     sites = _node(raw, _SITES)
     try:
-        AttentionSpec.model_validate({**sites, "default": {**_node(sites, "default"), "budget": 1}})
+        _attention(raw).model_validate({**sites, "default": {**_node(sites, "default"), "budget": 1}})
     except ValueError:
         return False
     return True
@@ -92,8 +94,8 @@ def _inherited(raw: Mapping[str, Any]) -> bool:
 
 def _freed(document: Document) -> Document:
     """The document without the numbers of positions of its transforms and patterns, where a budget can give them."""
-    default = _node(document.raw, f"{_SITES}.default")
-    spots: list[tuple[str, tuple[Role, ...]]] = [("default", ROLES), *((role, (role,)) for role in ROLES)]
+    default, sites = _node(document.raw, f"{_SITES}.default"), _attention(document.raw)
+    spots: list[tuple[str, tuple[Role, ...]]] = [("default", sites.roles), *((role, (role,)) for role in sites.roles)]
     for name, roles in spots:
         site = _node(document.raw, f"{_SITES}.{name}")
         for part in ("pattern", "transform"):
@@ -103,8 +105,8 @@ def _freed(document: Document) -> Document:
             for field in [field for field in given if field != "kind"]:
                 rest = {key: value for key, value in given.items() if key != field}
                 whole = {**default, **site}
-                if not any(_takes(whole, role) for role in roles) and all(
-                    _takes({**whole, part: rest}, role) for role in roles
+                if not any(sites.takes_budget(whole, role) for role in roles) and all(
+                    sites.takes_budget({**whole, part: rest}, role) for role in roles
                 ):
                     raw = copy.deepcopy(document.raw)
                     place(raw, f"{_SITES}.{name}.{part}", rest, merge=False)
@@ -114,12 +116,17 @@ def _freed(document: Document) -> Document:
 
 
 def _with_topk(document: Document) -> Document:
-    default = _node(document.raw, f"{_SITES}.default")
-    for role in ROLES:
+    default, sites = _node(document.raw, f"{_SITES}.default"), _attention(document.raw)
+    for role in sites.roles:
         try:
-            site = SiteSpec.model_validate({**default, **_node(document.raw, f"{_SITES}.{role}")})
+            site = sites.site_class.model_validate({**default, **_node(document.raw, f"{_SITES}.{role}")})
         except ValueError:
             continue  # told at its own place when the cells are made
+        if "transform" not in site.module.stages:
+            raise SpecError(
+                f"{document.at('model', 'attention')}: model.attention.{role}: nothing here can be swept: the module "
+                f"'{site.module.kind}' attends to nothing; take another one, like `module: single_head`"
+            )
         if (site.pattern.kind, site.transform.kind) != ("full", "softmax"):
             raise SpecError(
                 f"{document.at('model', 'attention')}: model.attention: nothing here can be swept: neither the pattern "
@@ -146,7 +153,8 @@ def with_axis(document: Document, option: str) -> Document:
     header_of(document)
     origin = f"--axis {option}"
     if name == "site":
-        return document.with_axis(_SITES, [_at_site(str(value), option) for value in values], origin)
+        roles = _attention(document.raw).roles
+        return document.with_axis(_SITES, [_at_site(str(value), option, roles) for value in values], origin)
     if name not in _ALIASES and "." not in name:
         raise SpecError(f"{origin}: {unknown('axis', name, [*_ALIASES, 'site', 'or a dotted path'])}")
     return document.with_axis(_ALIASES.get(name, name), values, origin)
@@ -160,12 +168,12 @@ _ALIASES = {
 }
 
 
-def _at_site(chosen: str, option: str) -> dict[str, Any]:
+def _at_site(chosen: str, option: str, roles: Sequence[Role]) -> dict[str, Any]:
     """An axis entry: the spec's own attention at `chosen` alone, dense attention at the other sites."""
-    if chosen not in (*ROLES, "all", "none"):
-        raise SpecError(f"--axis {option}: {unknown('site', chosen, [*ROLES, 'all', 'none'])}")
+    if chosen not in (*roles, "all", "none"):
+        raise SpecError(f"--axis {option}: {unknown('site', chosen, [*roles, 'all', 'none'])}")
     entry: dict[str, Any] = {"label": chosen}
-    for role in ROLES:
+    for role in roles:
         if chosen not in (role, "all"):
             entry[role] = {**_DENSE, "budget": None}
     return entry
