@@ -13,7 +13,7 @@ from pydantic import Field
 
 from attnbench.core.spec import Spec
 from attnbench.core.tree import map_batch
-from attnbench.models.base import Seq2SeqModel, Source
+from attnbench.models.base import Source
 from attnbench.search.base import Hypothesis, Searcher
 from attnbench.tasks.base import Metrics, Task
 from attnbench.train.runtime import Runtime
@@ -34,7 +34,7 @@ class TimingSpec(Spec):
 
 
 def time_decoding(
-    task: Task, model: Seq2SeqModel, data: Any, spec: TimingSpec, searcher: Searcher, runtime: Runtime, tokens: int
+    task: Task, model: Any, data: Any, spec: TimingSpec, searcher: Searcher, runtime: Runtime, tokens: int
 ) -> Metrics:
     """Seconds of one decoding of the split: `seconds`, their mean; `seconds_spread`, their sample standard deviation.
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,17 @@ def stepped(seed: int) -> tuple[Tied, torch.optim.Optimizer]:
     return model, optimizer
 
 
-STATE = TrainState(7, (2, 3, 4), -1.5, 5, 1, 99, 1.25, Window(1.0, 2.0, 3, 4.0))
+STATE = TrainState(7, (2, 3, 4), -1.5, 5, 1, 99, 1.25, Window(1.0, 2.0, 3, 4.0), Window(5.0, 6.0, 7, 8.0))
+
+
+def test_a_checkpoint_from_before_epochs_were_summed_up(tmp_path: Path):
+    model, optimizer = stepped(1)
+    save_checkpoint(tmp_path, model, optimizer, STATE)
+    path = tmp_path / "step-7" / "state.pt"
+    content = torch.load(path, weights_only=True)
+    del content["train"]["passed"]
+    torch.save(content, path)
+    assert load_checkpoint(tmp_path, 7, model, optimizer) == replace(STATE, passed=Window())
 
 
 def test_a_checkpoint_restores_everything(tmp_path: Path):
