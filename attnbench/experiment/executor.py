@@ -175,6 +175,13 @@ def _work(root: Path, cell: Cell, place: Place, fresh: bool) -> Outcome:
     return attempt(root, cell, place, fresh, plain_listener(cell.label, cell.seed))
 
 
+def usable_cores() -> int:
+    """The cores this process is bound to, and no more than OMP_NUM_THREADS where that is set."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return min(cores, int(asked)) if asked.isdecimal() and int(asked) else cores
+
+
 def choose_executor(
     root: Path,
     place: Place,
@@ -184,9 +191,8 @@ def choose_executor(
     listen: Callable[[Cell], Listener],
     devices: tuple[str, ...] = (),
 ) -> Executor:
-    """Inline for one job, processes for more; each gets an equal share of the processor's cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = max(1, cores // max(1, jobs))
+    """Inline for one job, processes for more; each gets an equal share of the cores that this process may use."""
+    threads = max(1, usable_cores() // max(1, jobs))
     place = replace(place, threads=threads)
     if jobs <= 1:
         return Inline(root, place, fresh, listen)

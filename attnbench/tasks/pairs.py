@@ -17,6 +17,7 @@ from attnbench.data.corpus import Data
 from attnbench.data.datasets.base import SPLITS
 from attnbench.data.prepare import prepare, prepared_path
 from attnbench.data.recipe import Recipe
+from attnbench.data.tokenizers.word import WordSpec
 from attnbench.metrics.bleu import Score
 from attnbench.metrics.likelihood import perplexity
 from attnbench.metrics.sparsity import SiteSparsity
@@ -42,7 +43,8 @@ class PairSpec(Recipe, TaskSpec):
 
     def model_sizes(self) -> Sizes:
         source, target, joint = self.sizes()
-        return Sizes(source, target, joint, PAD)
+        words = self.dataset.longest_words() if isinstance(self.tokenizer, WordSpec) else None
+        return Sizes(source, target, joint, PAD, None if words is None else words + 1)
 
     def data_path(self, cache: Path) -> Path:
         return prepared_path(self.data_recipe(), cache)

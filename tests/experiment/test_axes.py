@@ -225,3 +225,26 @@ def test_an_axis_that_is_none_is_told(bench: Any, option: str, words: str):
         ablated(bench, HEAD, option)
     assert str(caught.value).startswith(f"--axis {option}:")
     assert words in str(caught.value)
+
+
+def recurrent(more: str = "") -> str:
+    return f"name: g\ntask: {{kind: translation, dataset: demo}}\nmodel: {{kind: gru, layers: 1, width: 8{more}}}\n"
+
+
+def test_a_model_with_one_site_is_swept_there(bench: Any):
+    cells = swept(bench, recurrent())
+    assert [cell.spec.model.attention.cross.transform.kind for cell in cells] == ["topk", "softmax"]
+    assert [dict(cell.axes) for cell in cells] == [
+        {"model.attention.cross.budget": 2},
+        {"model.attention.cross.budget": "inf"},
+    ]
+
+
+def test_a_site_that_the_model_lacks_is_named(bench: Any):
+    with pytest.raises(SpecError, match=r"unknown site 'encoder_self' \(known: cross, all, none\)"):
+        with_axis(read_document(bench.write(recurrent())), "site=all,encoder_self")
+
+
+def test_no_attention_cannot_be_swept(bench: Any):
+    with pytest.raises(SpecError, match="the module 'none' attends to nothing"):
+        swept(bench, recurrent(", readout: state, attention: {cross: {module: none}}"))

@@ -63,7 +63,7 @@ class Copier:
 
 
 def test_the_model_is_sized_by_the_symbols():
-    assert parse().model_sizes() == (24, 24, True, 0)
+    assert parse().model_sizes() == (24, 24, True, 0, 7)
 
 
 def test_a_perfect_copier(data: Data, task: Copying, model: Seq2SeqModel):

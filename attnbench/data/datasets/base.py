@@ -84,6 +84,10 @@ class DatasetSpec(Spec):
         """What is done to a raw line of this language before all else, references included."""
         return None
 
+    def longest_words(self) -> int | None:
+        """Words of the longest sentence of any split, where that is known without the data."""
+        return None
+
     def moses_words(self) -> bool:
         """Text that comes tokenised is so in the manner of Moses: Moses can undo it."""
         return True

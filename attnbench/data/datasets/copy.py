@@ -75,6 +75,9 @@ class CopySpec(DatasetSpec):
         tokenizer = {"kind": "word", "source_vocab": rows, "target_vocab": rows, "joint": True}
         return {"tokenizer": tokenizer, "pretokenize": "none", "empty": "keep"}
 
+    def longest_words(self) -> int:
+        return self.longest
+
     def moses_words(self) -> bool:
         return False
 

@@ -66,6 +66,9 @@ class Lm1b(DatasetSpec):
         checksum = "sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e"
         return [[Remote(_ARCHIVE, (url,), checksum, 1_792_209_805)]]
 
+    def longest_words(self) -> int:
+        return self.longest
+
     def moses_words(self) -> bool:
         return False
 
