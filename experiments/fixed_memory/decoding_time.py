@@ -2,10 +2,11 @@
 
     python experiments/fixed_memory/decoding_time.py --out experiments/fixed_memory/results/decoding-time
 
-The paper's copy-task model (Britz et al. 2017, section 4.1: LSTM, 2 layers on both sides, the encoder bidirectional, 256
-units) with beam 10 over 32 sources of exactly L symbols; the weights are drawn, since the time does not hang on them, and
-EOS is impossible, so that every output runs to its limit. In each round all systems decode once, in an order drawn anew;
-the figures are medians over the rounds, and so are the ratios, which are taken within a round. Two measurements:
+The paper's copy-task model (Britz et al. 2017, section 4.1: LSTM, 2 layers on both sides, the encoder bidirectional,
+256 units) with beam 10 over 32 sources of exactly L symbols. The weights are drawn, since the time does not hang on
+them, and EOS is impossible, so that every output runs to its limit. In each round all systems decode once, in an order
+drawn anew; the figures are medians over the rounds, and so are the ratios, which are taken within a round. Two
+measurements:
 
 - `seconds`: the whole decoding, encoder included, to L + 1 tokens (the paper's question);
 - `ms_per_step`: what is left without the encoder, over the same number of steps at every L.
@@ -14,7 +15,6 @@ the figures are medians over the rounds, and so are the ratios, which are taken 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import time
@@ -105,9 +105,9 @@ def page(found: dict[int, dict[str, dict[str, Any]]], steps: int, rounds: int, e
     lines = [
         "# Decoding time against the length of the source",
         "",
-        f"Made by `decoding_time.py`: {SENTENCES} sources, beam {BEAM}, {rounds} rounds, {environ['threads']} thread(s), "
-        f"float32, torch {environ['packages']['torch']}. In brackets: how many times as fast as additive attention in the "
-        "same round (medians).",
+        f"Made by `decoding_time.py`: {SENTENCES} sources, beam {BEAM}, {rounds} rounds, "
+        f"{environ['threads']} thread(s), float32, torch {environ['packages']['torch']}.",
+        "In brackets: how many times as fast as additive attention in the same round (medians).",
     ]
     for name, title in (
         ("seconds", "Seconds to decode L + 1 tokens, encoder included"),
@@ -116,10 +116,8 @@ def page(found: dict[int, dict[str, dict[str, Any]]], steps: int, rounds: int, e
         lines += ["", f"## {title}", "", "| | " + " | ".join(f"L {length}" for length in lengths) + " |"]
         lines += ["| --- |" + " ---: |" * len(lengths)]
         for label in found[lengths[0]]:
-            cells = [
-                f"{found[length][label][name]:.3g} ({found[length][label][f'{name}_speedup']:.2f})"
-                for length in lengths
-            ]
+            own = [found[length][label] for length in lengths]
+            cells = [f"{each[name]:.3g} ({each[f'{name}_speedup']:.2f})" for each in own]
             lines.append(f"| {label} | " + " | ".join(cells) + " |")
     first, last = lengths[0], lengths[-1]
     growth = {
@@ -145,7 +143,6 @@ def main() -> None:
     settings = {"sentences": SENTENCES, "beam": BEAM, "rounds": given.rounds, "steps": given.steps}
     write_json(given.out.with_suffix(".json"), {**settings, "environment": environ, "lengths": found})
     write_atomic(given.out.with_suffix(".md"), page(found, given.steps, given.rounds, environ))
-    print(json.dumps({"written": [f"{given.out}.json", f"{given.out}.md"]}))
 
 
 if __name__ == "__main__":
