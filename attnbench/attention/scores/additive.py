@@ -9,7 +9,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.scores.base import Score, ScoreSpec, scores
+from attnbench.attention.scores.base import Score, ScoreSpec, project, scores
 from attnbench.attention.types import Dims
 
 
@@ -28,12 +28,12 @@ class Additive(Score):
         nn.init.uniform_(self.vector, -(units**-0.5), units**-0.5)
 
     def keys(self, states: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H K A"]:
-        return states @ self.key_weight + self.bias
+        return project(states, self.key_weight) + self.bias
 
     def forward(self, query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K A"]) -> Float[Tensor, "B H Q K"]:
         """Memory is B*H*Q*K*A."""
         weight, vector = self.query_weight.to(query.dtype), self.vector.to(query.dtype)  # queries may come widened
-        hidden = ((query @ weight).unsqueeze(-2) + keys.unsqueeze(-3)).tanh_()
+        hidden = (project(query, weight).unsqueeze(-2) + keys.unsqueeze(-3)).tanh_()
         return torch.einsum("bhqka,ha->bhqk", hidden, vector)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Annotated, ClassVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -28,6 +29,11 @@ class Score(nn.Module, ABC):
     @abstractmethod
     def forward(self, query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E2"]) -> Float[Tensor, "B H Q K"]:
         """keys: from `keys`."""
+
+
+def project(states: Float[Tensor, "B H N E"], weight: Float[Tensor, "H E A"]) -> Float[Tensor, "B H N A"]:
+    """One product a head; `states @ weight` would copy the weight for each row of the batch."""
+    return torch.einsum("bhne,hea->bhna", states, weight)
 
 
 class ScoreSpec(Spec):

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnbench.attention.scores.base import Score, ScoreSpec, scores
+from attnbench.attention.scores.base import Score, ScoreSpec, project, scores
 from attnbench.attention.scores.dot import dot
 from attnbench.attention.types import Dims
 
@@ -24,7 +24,7 @@ class Bilinear(Score):
             nn.init.xavier_uniform_(matrix)
 
     def keys(self, states: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H K E2"]:
-        return states @ self.weight
+        return project(states, self.weight)
 
     def forward(self, query: Float[Tensor, "B H Q E2"], keys: Float[Tensor, "B H K E2"]) -> Float[Tensor, "B H Q K"]:
         return dot(query, keys)
