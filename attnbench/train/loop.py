@@ -38,9 +38,10 @@ class Recorder(Protocol):
 
 
 class Ending(NamedTuple):
-    """Why a training ended, at which update, and how many passes over the data lay behind it, as in its log.
+    """Why a training ended, at which update and in which pass over the data, both counted from 1.
 
-    text: one line for the table. seen: of a divergence, what was not finite.
+    The log counts passes otherwise: the `epoch` of its lines says how many are done. text: one line for the table.
+    seen: of a divergence, what was not finite.
     """
 
     kind: Literal["finished", "stopped_early", "diverged"]
@@ -239,15 +240,21 @@ def _epoch_line(passed: Window, validated: Mapping[str, Any], bleu: Mapping[str,
 
 
 def _ending(state: TrainState, spec: TrainSpec) -> Ending | None:
-    step, epoch = state.step, state.cursor[0]
+    step, epoch = state.step, _epoch(state, state.step)
     if step >= spec.max_steps:
         return Ending("finished", step, epoch, f"finished at step {step}")
-    if spec.max_epochs is not None and epoch >= spec.max_epochs:
+    if spec.max_epochs is not None and state.cursor[0] >= spec.max_epochs:
         return Ending("finished", step, epoch, f"finished after {spec.max_epochs} epochs, at step {step}")
     if spec.patience is not None and state.stale >= spec.patience:
         text = f"stopped early at step {step}: no better for {state.stale} validations"
         return Ending("stopped_early", step, epoch, text)
     return None
+
+
+def _epoch(state: TrainState, step: int) -> int:
+    """The pass over the data that an update belongs to, from 1: the last one made, or the one after it."""
+    done, *within = state.cursor
+    return done + (step > state.step or any(within))
 
 
 def _prune(folder: Path, state: TrainState, spec: TrainSpec) -> None:
@@ -265,7 +272,7 @@ def _place(task: Task, model: nn.Module, batches: list[Any], spec: TrainSpec, ru
 
 
 def _diverged(step: int, seen: str, state: TrainState, recorder: Recorder, before: float) -> Outcome:
-    epoch = state.cursor[0]
-    text = f"diverged at step {step} (epoch {epoch}): {seen}"
+    epoch = _epoch(state, step)
+    text = f"diverged at step {step}, in epoch {epoch}: {seen}"
     recorder.log({"step": step, "event": text})
     return Outcome(state, Ending("diverged", step, epoch, text, seen), before)
