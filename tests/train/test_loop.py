@@ -90,9 +90,24 @@ def test_patience(toys: Any):
     assert toy.task.losses == [1.0]  # nothing was run a second time
 
 
+def offset(toys: Any, losses: list[float]) -> Any:
+    """Adds to the loss of each epoch in turn, a token; gradients are left alone."""
+    task = toys.Task()
+    loss = task.loss
+
+    def shifted(model: Any, batch: Any, smoothing: float) -> Any:
+        epoch = len(task.seen) // toys.per_epoch
+        found = loss(model, batch, smoothing)
+        nll = torch.tensor(losses[epoch] * task.count(batch))
+        return found._replace(total=found.total * 0 + nll, nll=nll)
+
+    task.loss = shifted
+    return task
+
+
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
 def test_epochs_are_counted_in_batches(toys: Any, accumulate: int):
-    toy = toys(max_steps=1000, max_epochs=2, accumulate=accumulate)
+    toy = toys(offset(toys, [1.0] * 3), max_steps=1000, max_epochs=2, accumulate=accumulate)
     outcome = toy()
     steps = math.ceil(2 * toys.per_epoch / accumulate)
     assert outcome.state.step == steps
@@ -290,6 +305,30 @@ def test_the_best_checkpoint_before_a_divergence_is_kept(toys: Any):
     assert outcome.ending[:3] == ("diverged", 10, 2)
     assert outcome.state.best_step == 4
     assert checkpoint_steps(toy.log.checkpoints) == [4, 6, 8]
+
+
+@pytest.mark.parametrize(("losses", "at"), [
+    ([3.0, 1.0, 9.0], (15, 3, "from 1 to 9 nats")),
+    ([3.0, 1.0, 9.0, 8.0, 7.5], (15, 3, "from 1 to 7.5 nats")),
+    ([1.0, 9.0, 1.5, 9.0], (20, 4, "from 1 to 9 nats")),
+    ([1.0, 1e30], (10, 2, "from 1 to 1e+30 nats")),
+])  # fmt: skip
+def test_a_loss_that_rises_and_stays_there_is_a_divergence(toys: Any, losses: list[float], at: Any):
+    toy = toys(offset(toys, losses), max_steps=1000, max_epochs=len(losses), validate_every="epoch")
+    outcome = toy()
+    assert outcome.diverged
+    assert outcome.scorable
+    assert outcome.state.step == 5 * len(losses)  # it went to the end of its spec all the same
+    step, epoch, words = at
+    assert outcome.ending[:3] == ("diverged", step, epoch)
+    assert outcome.ending.text.startswith(f"diverged by step {step}, in epoch {epoch}: the training loss rose {words}")
+    assert toy().ending == outcome.ending  # read back from the checkpoint
+
+
+@pytest.mark.parametrize("losses", [[3.0], [9.0, 5.0, 1.0], [1.0, 9.0, 3.0], [1.0, 3.3]])
+def test_a_loss_that_comes_back_is_none(toys: Any, losses: list[float]):
+    outcome = toys(offset(toys, losses), max_steps=1000, max_epochs=len(losses))()
+    assert outcome.ending.kind == "finished"
 
 
 @pytest.mark.parametrize(("step", "epoch"), [(1, 1), (5, 1), (6, 2), (10, 2), (11, 3)])
