@@ -22,7 +22,6 @@ from attnbench.train.runtime import Runtime
 from attnbench.train.spec import TrainSpec
 from attnbench.train.state import TrainState, Window, checkpoint_steps, load_checkpoint, prune, save_checkpoint
 
-
 RISE = math.log(10)
 """Nats a token that the training loss of an epoch lies above the least one when training has come apart: what is
 learnt was ten times as likely. Dropout, noise and overfitting do not do that to the loss of whole epochs."""

@@ -192,6 +192,24 @@ def test_training_drops_out_and_evaluation_does_not(kind):
 
 
 @KINDS
+@pytest.mark.parametrize("raw", [{}, {"bidirectional": True}, {"query": "previous"}, {"input_feeding": "attentional"}])
+def test_recurrent_layers_stay_in_float32_under_autocast(kind, raw):
+    """On a GPU autocast would run them in float16, without the scaling of the loss that this needs."""
+    model = build({"kind": kind, **raw}).float()
+    seen: list[torch.dtype] = []
+
+    def note(module: nn.Module, inputs: Any, output: Any) -> None:
+        data = output[0].data if hasattr(output[0], "batch_sizes") else output[0]
+        seen.extend([data.dtype, *(part.dtype for part in output[1])])
+
+    for layers in (model.encoder.layers, model.decoder):
+        layers.register_forward_hook(note)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found(model)
+    assert set(seen) == {torch.float32}
+
+
+@KINDS
 def test_bfloat16_is_close_to_float32(kind):
     kinds = [{"attention": {"cross": {"score": score}}} for score in ("dot", "bilinear", "additive")]
     for raw in ({"query": "previous"}, {"input_feeding": "attentional"}, *kinds):
