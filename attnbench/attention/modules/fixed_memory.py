@@ -137,7 +137,7 @@ class FixedMemorySpec(ModuleSpec):
     pe_offset: Literal["as_printed", "plus_one"] = "as_printed"
     """Position encodings with s/S and k/K, or symmetric with (s+1)/(S+1) and k/(K+1)."""
     longest: int | None = Field(default=None, ge=1)
-    """S of the position encodings: tokens of the longest source in the data, EOS included; null: what the model allows."""
+    """S of the position encodings: tokens of the longest source in the data, with EOS; null: what the model allows."""
 
     @model_validator(mode="after")
     def _encodes(self) -> Self:
