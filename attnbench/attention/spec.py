@@ -177,7 +177,10 @@ class Sites(Spec):
     def require(self, longest_source: int | None) -> None:
         """Raise ValueError when a module misses a field that this length, of the longest source, cannot replace."""
         for role in self.roles:
-            self.site(role).module.require(longest_source)
+            try:
+                self.site(role).module.require(longest_source)
+            except ValueError as error:
+                raise ValueError(f"attention.{role}: {error}") from None
 
     def site(self, role: Role) -> SiteSpec:
         return getattr(self, role)

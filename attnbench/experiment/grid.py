@@ -186,6 +186,8 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Raw:
     result = copy.deepcopy(dict(below))
     for key, value in above.items():
         here = result.get(key)
+        if isinstance(here, str) and isinstance(value, Mapping):
+            here = {"kind": here}  # a bare name is a mapping with that kind
         if isinstance(here, Mapping) and isinstance(value, Mapping) and value.get("kind") in (None, here.get("kind")):
             result[key] = _merged(here, value)
         else:

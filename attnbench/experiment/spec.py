@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from attnbench.core.spec import Spec, unknown
 from attnbench.experiment.timing import TimingSpec
@@ -45,6 +45,12 @@ class CellSpec(Spec):
                 "model.tie 'all' shares one table between both sides, and task.tokenizer keeps two vocabularies; "
                 "set task.tokenizer.joint: true or model.tie: decoder"
             )
+        try:
+            self.model.check(sizes)
+        except ValueError as error:
+            message = PydanticCustomError("impossible_model", "{message}", {"message": str(error)})
+            details = InitErrorDetails(type=message, loc=("model",), input=self.model)
+            raise ValidationError.from_exception_data("CellSpec", [details]) from None
         if self.train.select == "bleu" and not self.train.validate_bleu:
             raise ValueError("train.select 'bleu' needs train.validate_bleu: true")
         return self

@@ -38,9 +38,9 @@ def time_decoding(
 ) -> Metrics:
     """Seconds of one decoding of the split: `seconds`, their mean; `seconds_spread`, their sample standard deviation.
 
-    encode_seconds: the part of the encoder, timed alone. steps: tokens of the longest output of each batch, EOS
-    included. ms_per_step: of what is left without the encoder. Loading data, building the model and turning ids into
-    text are no part of them.
+    encode_seconds: the part of the encoder, timed alone, with what attention makes of the source once. steps: that the
+    decoder takes, all batches together; a beam may look further than its best output. ms_per_step: of what is left
+    without the encoder. Loading data, building the model and turning ids into text are no part of them.
     """
     most = tokens if spec.sentences is None else sys.maxsize
     batches = [
@@ -48,9 +48,10 @@ def time_decoding(
         for batch in data.eval_batches(spec.split, tokens=most, rows=spec.sentences)
     ]
     decoded: dict[int, Hypothesis] = {}
+    stepped = _Stepped(model)
 
     def decode() -> None:
-        decoded.update(task.decode(model, batches, searcher, to_limit=spec.full_length))
+        decoded.update(task.decode(stepped, batches, searcher, to_limit=spec.full_length))
 
     @torch.no_grad()
     def encode() -> None:
@@ -60,8 +61,7 @@ def time_decoding(
     task.decode(model, batches[-1:], searcher, to_limit=spec.full_length)
     seconds = [_clocked(decode, runtime) for _ in range(spec.decode_runs)]
     encoding = statistics.fmean(_clocked(encode, runtime) for _ in range(spec.decode_runs))
-    lengths = {line: len(best.tokens) + best.finished for line, best in decoded.items()}
-    steps = sum(max(lengths[line] for line in batch.index.tolist()) for batch in batches)
+    steps = stepped.steps // spec.decode_runs
     mean = statistics.fmean(seconds)
     values = {
         "seconds": mean,
@@ -73,6 +73,21 @@ def time_decoding(
     if len(seconds) > 1:
         values["seconds_spread"] = statistics.stdev(seconds)
     return Metrics(values, {}, {"sentences": len(decoded)}, {})
+
+
+class _Stepped:
+    """A model that counts its decoder steps."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.steps = 0
+
+    def step(self, *given: Any) -> Any:
+        self.steps += 1
+        return self._model.step(*given)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
 
 def _clocked(work: Callable[[], None], runtime: Runtime) -> float:

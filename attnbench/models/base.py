@@ -55,7 +55,7 @@ class ModelSpec(Spec):
     """True: the decoder runs step by step in training too, so history-dependent transforms are admitted."""
 
     def check(self, sizes: Sizes) -> None:
-        """Raise ValueError where the model cannot be built for such data."""
+        """Raise ValueError, where the model cannot be built for such data."""
 
     def build(self, sizes: Sizes) -> Seq2SeqModel:
         raise NotImplementedError

@@ -132,7 +132,8 @@ class Encoder(nn.Module):
         embedded = self.dropout(self.table(source.data))
         read = lengths.clamp(min=1).cpu()  # torch packs no empty row: it reads one token, which is forgotten below
         packed = pack_padded_sequence(embedded, read, batch_first=True, enforce_sorted=False)
-        states, last = self.layers(packed)
+        with torch.autocast("cuda", enabled=False):  # see _run
+            states, last = self.layers(packed)
         states, _ = pad_packed_sequence(states, batch_first=True, total_length=source.data.shape[1])
         empty = (lengths == 0)[:, None, None]
         cells = tuple(cell.masked_fill(empty, 0.0) for cell in self._join(_rows_first(last)))
@@ -260,8 +261,10 @@ def _layers(spec: RecurrentSpec, inputs: int, bidirectional: bool) -> nn.RNNBase
 
 
 def _run(layers: nn.RNNBase, inputs: Float[Tensor, "R T I"], cells: Cells) -> tuple[Float[Tensor, "R T W"], Cells]:
+    """In float32 under autocast, too: that gives cuDNN float16 whatever it is asked for, and small gradients vanish."""
     before = tuple(cell.transpose(0, 1).contiguous().to(inputs.dtype) for cell in cells)
-    states, after = layers(inputs, before[0] if len(before) == 1 else before)
+    with torch.autocast("cuda", enabled=False):
+        states, after = layers(inputs, before[0] if len(before) == 1 else before)
     return states, _rows_first(after)
 
 

@@ -22,6 +22,10 @@ from attnbench.train.runtime import Runtime
 from attnbench.train.spec import TrainSpec
 from attnbench.train.state import TrainState, Window, checkpoint_steps, load_checkpoint, prune, save_checkpoint
 
+RISE = math.log(10)
+"""Nats a token that the training loss of an epoch lies above the least one when training has come apart: what is
+learnt was ten times as likely. Dropout, noise and overfitting do not do that to the loss of whole epochs."""
+
 
 class Recorder(Protocol):
     """Where a training leaves its log and its checkpoints."""
@@ -38,9 +42,10 @@ class Recorder(Protocol):
 
 
 class Ending(NamedTuple):
-    """Why a training ended, at which update, and how many passes over the data lay behind it, as in its log.
+    """Why a training ended, at which update and in which pass over the data, both counted from 1.
 
-    text: one line for the table. seen: of a divergence, what was not finite.
+    The log counts passes otherwise: the `epoch` of its lines says how many are done. text: one line for the table.
+    seen: of a divergence, what was not finite, or that the loss rose and stayed high; the step is then where it had.
     """
 
     kind: Literal["finished", "stopped_early", "diverged"]
@@ -84,7 +89,8 @@ def train(
 
     Bit-equal on a processor however often it is cut off and called again: everything the next update depends on is
     in the checkpoint. width: the model's D, which Noam's rule reads. validator: decodes at validations, if they do.
-    A training that diverges ends there, with its best checkpoint kept; that is an outcome, not an error.
+    A training that diverges ends there, with its best checkpoint kept; that is an outcome, not an error. So is one that
+    goes to its end with a loss far above what it had been: gates that saturate keep every number finite.
     """
     optimizer = spec.optimizer.build(model.parameters())
     state = TrainState()
@@ -125,6 +131,7 @@ def train(
             state.window = Window()
         passed = state.passed
         if epoch_ends:
+            _watch(state, passed)
             state.passed = Window()
         ending = _ending(state, spec)
         if ending or (epoch_ends if spec.validate_every == "epoch" else step % spec.validate_every == 0):
@@ -238,16 +245,42 @@ def _epoch_line(passed: Window, validated: Mapping[str, Any], bleu: Mapping[str,
     return {**line, "epoch/tokens": passed.tokens, "epoch/seconds": passed.seconds}
 
 
+def _watch(state: TrainState, passed: Window) -> None:
+    """Note whether the loss of an epoch that is done lies far above the least one so far."""
+    nll = passed.nll / max(1, passed.tokens)
+    state.lowest = nll if state.lowest is None else min(state.lowest, nll)
+    if nll <= state.lowest + RISE:
+        state.risen = None
+    else:
+        first = state.risen[:2] if state.risen else (state.step, state.cursor[0])
+        state.risen = (*first, nll)
+
+
 def _ending(state: TrainState, spec: TrainSpec) -> Ending | None:
-    step, epoch = state.step, state.cursor[0]
+    ending = _end(state, spec)
+    if ending is None or state.risen is None:
+        return ending
+    step, epoch, nll = state.risen
+    seen = f"the training loss rose from {state.lowest:.3g} to {nll:.3g} nats a token and stayed there"
+    return Ending("diverged", step, epoch, f"diverged by step {step}, in epoch {epoch}: {seen}", seen)
+
+
+def _end(state: TrainState, spec: TrainSpec) -> Ending | None:
+    step, epoch = state.step, _epoch(state, state.step)
     if step >= spec.max_steps:
         return Ending("finished", step, epoch, f"finished at step {step}")
-    if spec.max_epochs is not None and epoch >= spec.max_epochs:
+    if spec.max_epochs is not None and state.cursor[0] >= spec.max_epochs:
         return Ending("finished", step, epoch, f"finished after {spec.max_epochs} epochs, at step {step}")
     if spec.patience is not None and state.stale >= spec.patience:
         text = f"stopped early at step {step}: no better for {state.stale} validations"
         return Ending("stopped_early", step, epoch, text)
     return None
+
+
+def _epoch(state: TrainState, step: int) -> int:
+    """The pass over the data that an update belongs to, from 1: the last one made, or the one after it."""
+    done, *within = state.cursor
+    return done + (step > state.step or any(within))
 
 
 def _prune(folder: Path, state: TrainState, spec: TrainSpec) -> None:
@@ -265,7 +298,7 @@ def _place(task: Task, model: nn.Module, batches: list[Any], spec: TrainSpec, ru
 
 
 def _diverged(step: int, seen: str, state: TrainState, recorder: Recorder, before: float) -> Outcome:
-    epoch = state.cursor[0]
-    text = f"diverged at step {step} (epoch {epoch}): {seen}"
+    epoch = _epoch(state, step)
+    text = f"diverged at step {step}, in epoch {epoch}: {seen}"
     recorder.log({"step": step, "event": text})
     return Outcome(state, Ending("diverged", step, epoch, text, seen), before)

@@ -37,7 +37,8 @@ class TrainState:
     """Where training stands: all that the next update depends on besides weights, optimiser and random state.
 
     cursor: (epoch, pool, batch) of the next batch. best: value of the selection metric at best_step. passed: what was
-    seen of this epoch.
+    seen of this epoch. lowest: the least training loss of an epoch, in nats a token. risen: where it left that behind
+    for good, so far: the first such epoch and its last update, and the loss of the latest: (update, epoch, loss).
     """
 
     step: int = 0
@@ -49,6 +50,8 @@ class TrainState:
     seconds: float = 0.0
     window: Window = field(default_factory=Window)
     passed: Window = field(default_factory=Window)
+    lowest: float | None = None
+    risen: tuple[int, int, float] | None = None
 
 
 def _name(step: int) -> str:

@@ -355,6 +355,14 @@ def test_an_axis_of_whole_cells(bench: Any):
     assert found[0].axes == {"cell": "one", "task.dataset": "demo"}
 
 
+def test_a_bare_name_inside_a_whole_cell_is_a_mapping_with_that_kind(bench: Any):
+    text = "grid:\n  axes:\n    cell:\n      - {label: a, task: {dataset: {pairs: 50}}}\n"
+    (cell,) = cells(bench, text)
+    assert (cell.spec.task.dataset.kind, cell.spec.task.dataset.pairs) == ("demo", 50)
+    (same,) = cells(bench, text.replace("{pairs", "{kind: demo, pairs"))
+    assert same.digest == cell.digest
+
+
 @pytest.mark.usefixtures("other_model")
 @pytest.mark.parametrize(("old", "new", "words"), [
     ("train: {max_steps: 9}", "train: {max_step: 9}", "spec.yaml:17: train.max_step: unknown key 'max_step'"),
@@ -383,6 +391,21 @@ def test_a_name_that_is_no_folder_is_refused(bench: Any, name: str):
 def test_a_vocabulary_that_is_not_shared_cannot_be_tied_to_all(bench: Any):
     (line,) = fault(bench, "", "model.tie=all")
     assert "task.tokenizer.joint: true or model.tie: decoder" in line
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_what_a_model_lacks_for_its_data_is_told_when_read(bench: Any, kind: str):
+    text = f"""\
+name: some/grid
+task: {{kind: translation, dataset: demo}}
+model:
+  kind: {kind}
+  attention: {{cross: {{module: {{kind: fixed_memory, positions: true}}}}}}
+"""
+    with pytest.raises(SpecError, match=r"spec\.yaml:3: model: attention\.cross: .* give module\.longest"):
+        expand(read_document(bench.write(text)))
+    (cell,) = expand(read_document(bench.write(text.replace("positions: true", "positions: true, longest: 40")))).cells
+    assert cell.spec.model.attention.cross.module.longest == 40
 
 
 @pytest.mark.parametrize(("content", "words"), [(b"- 1\n", "a mapping"), (b"", "a mapping"), (b"a: \xff\n", "UTF-8")])

@@ -49,9 +49,9 @@ def test_a_result_says_what_tables_need(bench: Any):
     assert {name: result[name] for name in ("schema_version", "status", "digest", "label", "seed")} == {
         "schema_version": 1, "status": "done", "digest": cell.digest, "label": "budget-1", "seed": 1,
     }  # fmt: skip
-    epoch = read_jsonl(folder / "metrics.jsonl")[-1]["epoch"]
+    assert result["metrics"]["train/epochs"] == read_jsonl(folder / "metrics.jsonl")[-1]["epoch"] == 0
     assert result["outcome"] == {
-        "kind": "finished", "step": 4, "epoch": epoch, "text": "finished at step 4", "seen": "",
+        "kind": "finished", "step": 4, "epoch": 1, "text": "finished at step 4", "seen": "",
     }  # fmt: skip
     assert result["samples"] == {"valid": 6, "test": 6, "attended": 6}
     assert set(result["signatures"]) == {
@@ -150,7 +150,7 @@ def test_a_divergence_after_a_checkpoint_is_scored_by_its_best(bench: Any, break
     outcome = result["outcome"]
     assert (outcome["kind"], outcome["step"]) == ("diverged", 4)
     assert outcome["seen"] == "gradient of source_embedding.table.weight is not finite"
-    assert outcome["text"] == f"diverged at step 4 (epoch {outcome['epoch']}): {outcome['seen']}"
+    assert outcome["text"] == f"diverged at step 4, in epoch 1: {outcome['seen']}"
     assert (result["weights"], result["metrics"]["train/steps"]) == ([2], 3)
     assert {"test/bleu", "best/step"} <= set(result["metrics"])
 

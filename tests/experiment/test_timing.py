@@ -13,6 +13,7 @@ from attnbench.experiment import timing
 from attnbench.experiment.executor import attempt
 from attnbench.experiment.pipeline import Place, build_model
 from attnbench.experiment.timing import TimingSpec, time_decoding
+from attnbench.search.base import Hypothesis
 from attnbench.train.runtime import Runtime
 
 RUNTIME = Runtime(torch.device("cpu"))
@@ -80,6 +81,21 @@ def test_outputs_of_full_length_hang_on_no_training(parts: Any, bench: Any, kind
         task, model, data, TimingSpec(decode_runs=1, full_length=True, sentences=1), searcher, RUNTIME, 4096
     )
     assert metrics.values["steps"] == sum(len(best.tokens) for best in decoded.values())
+
+
+def test_steps_are_those_that_the_decoder_takes(parts: Any):
+    """A beam goes on past what is its best output in the end."""
+    task, model, data, _ = parts
+
+    def search(model: Any, source: Any, limits: Any) -> Any:
+        memory, first = model.encode(source), torch.full((len(source.data),), limits.bos)
+        state = model.start(memory, 5)
+        for _ in range(5):
+            _, state = model.step(memory, state, first)
+        return [[Hypothesis([], 0.0, 0.0, True)] for _ in first]
+
+    metrics = time_decoding(task, model, data, TimingSpec(decode_runs=3, sentences=2), search, RUNTIME, 4096)
+    assert metrics.values["steps"] == 5 * 3  # 6 sentences
 
 
 def test_a_cell_that_is_timed(bench: Any):

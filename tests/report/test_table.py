@@ -310,7 +310,7 @@ def test_a_cell_resumed_elsewhere_tells_all_of_its_places(run_folder):
 
 def diverged(step: int, epoch: int) -> dict[str, object]:
     seen = "output of encoder.0 is not finite"
-    text = f"diverged at step {step} (epoch {epoch}): {seen}"
+    text = f"diverged at step {step}, in epoch {epoch}: {seen}"
     return {"kind": "diverged", "step": step, "epoch": epoch, "text": text, "seen": seen}
 
 
@@ -320,16 +320,16 @@ def broken(run_folder) -> Path:
     run = run_folder()
     run.add("budget-4", 1, 30.0, outcome={"kind": "finished", "text": "finished at step 3000", "step": 3000})
     run.add("budget-4", 2, 20.0, outcome=diverged(1200, 3))
-    run.add("budget-2", 1, 0.0, outcome=diverged(30, 0), weights=())
+    run.add("budget-2", 1, 0.0, outcome=diverged(30, 1), weights=())
     run.add("budget-1", 1, 10.0, outcome="diverged at step 7: the loss itself is not finite")
     run.add("patient", 1, 25.0, outcome={"kind": "stopped_early", "text": "stopped early at step 8: no better"})
     return run.grid()
 
 
 NOTES = (
-    "budget-4, seed 2: diverged at step 1200 (epoch 3): output of encoder.0 is not finite; "
+    "budget-4, seed 2: diverged at step 1200, in epoch 3: output of encoder.0 is not finite; "
     "scored from its best checkpoint, step 1000",
-    "budget-2, seed 1: diverged at step 30 (epoch 0): output of encoder.0 is not finite; "
+    "budget-2, seed 1: diverged at step 30, in epoch 1: output of encoder.0 is not finite; "
     "no checkpoint lies before it: no scores",
     "budget-1, seed 1: diverged at step 7: the loss itself is not finite; scored from its best checkpoint, step 1000",
     "stopped early, by patience: 1 of 5 cells",
@@ -355,12 +355,12 @@ def test_programs_read_what_diverged(broken: Path):
     rows = json.loads(render(broken, "json"))["results"]
     assert rows["budget-4"]["outcomes"]["2"] == diverged(1200, 3)
     assert rows["budget-4"]["outcomes"]["1"]["kind"] == "finished"
-    assert rows["budget-2"]["outcomes"]["1"]["epoch"] == 0
+    assert rows["budget-2"]["outcomes"]["1"]["epoch"] == 1
     assert "test/bleu" not in rows["budget-2"]
     assert rows["budget-1"]["outcomes"]["1"]["kind"] == "diverged"
     table = {row["row"]: row for row in csv.DictReader(io.StringIO(render(broken, "csv")))}
     assert table["budget-4"]["outcome"] == (
-        "seed 1 finished at step 3000; seed 2 diverged at step 1200 (epoch 3): output of encoder.0 is not finite"
+        "seed 1 finished at step 3000; seed 2 diverged at step 1200, in epoch 3: output of encoder.0 is not finite"
     )
-    assert table["budget-2"]["outcome"].startswith("diverged at step 30 (epoch 0)")
+    assert table["budget-2"]["outcome"].startswith("diverged at step 30, in epoch 1")
     assert table["budget-2"]["test/bleu"] == ""
