@@ -405,7 +405,7 @@ model:
     with pytest.raises(SpecError, match=r"spec\.yaml:3: model: attention\.cross: .* give module\.longest"):
         expand(read_document(bench.write(text)))
     (cell,) = expand(read_document(bench.write(text.replace("positions: true", "positions: true, longest: 40")))).cells
-    assert cell.spec.model.attention.cross.module.longest == 40
+    assert cell.spec.model.dump()["attention"]["cross"]["module"]["longest"] == 40
 
 
 @pytest.mark.parametrize(("content", "words"), [(b"- 1\n", "a mapping"), (b"", "a mapping"), (b"a: \xff\n", "UTF-8")])
