@@ -79,6 +79,9 @@ class ConvS2SSpec(ModelSpec):
         self.attention.cross.check(self.embedding, self.embedding)
         return self
 
+    def check(self, sizes: Sizes) -> None:
+        self.attention.require(sizes.longest_source)
+
     def build(self, sizes: Sizes) -> ConvS2S:
         return ConvS2S(self, sizes)
 
@@ -156,9 +159,10 @@ class Encoder(nn.Module):
 class DecoderAttention(nn.Module):
     """Multi-step attention (section 3.3) with its projections: width C outside, E inside."""
 
-    def __init__(self, spec: ConvS2SSpec, layer: int) -> None:
+    def __init__(self, spec: ConvS2SSpec, layer: int, longest_source: int | None) -> None:
         super().__init__()
-        dims = Dims(layer, spec.heads, spec.embedding, spec.embedding, spec.max_length)
+        dims = Dims(layer, spec.heads, spec.embedding, spec.embedding, longest_source)
+        self.averages = spec.attention.cross.module.rows == spec.attention.cross.transform.rows == "simplex"
         self.project_query = _linear(spec.width, spec.embedding)
         self.attention = spec.attention.cross.build("cross", spec.embedding, dims, spec.attention_dropout)
         self.project_context = _linear(self.attention.context_width, spec.width)
@@ -173,11 +177,12 @@ class DecoderAttention(nn.Module):
         *,
         need_weights: bool = False,
     ) -> AttentionOutput:
-        """embedded: of the target tokens. scale: of the context, whose terms are about as many as the source's."""
+        """embedded: of the target tokens. scale: of a context that is a mean, about as many terms as the source has."""
         query = (self.project_query(states) + embedded) * HALF
         at = Positions(positions, torch.arange(memory.values.shape[2], device=positions.device))
         output = self.attention(query, memory, at, need_weights=need_weights)
-        context = (self.project_context(output.context * scale) + states) * HALF
+        context = output.context * scale if self.averages else output.context  # gates sum already
+        context = (self.project_context(context) + states) * HALF
         return output._replace(context=context)
 
 
@@ -198,7 +203,8 @@ class ConvS2S(Seq2SeqModel):
             GatedConvolution(spec.width, spec.kernel, spec.dropout) for _ in range(layers)
         )
         self.attention = Stack[DecoderAttention](
-            DecoderAttention(spec, layer) for layer in range(1 if spec.share_attention else layers)
+            DecoderAttention(spec, layer, sizes.longest_source)
+            for layer in range(1 if spec.share_attention else layers)
         )
         self.contract = _linear(spec.width, spec.embedding)
         self.dropout = Dropout(spec.dropout)

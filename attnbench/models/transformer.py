@@ -100,6 +100,9 @@ class TransformerSpec(ModelSpec):
             self.attention.site(role).check(self.width, self.width)
         return self
 
+    def check(self, sizes: Sizes) -> None:
+        self.attention.require(sizes.longest_source)
+
     def build(self, sizes: Sizes) -> Transformer:
         return Transformer(self, sizes)
 
@@ -124,7 +127,7 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, spec: TransformerSpec, layer: int) -> None:
         super().__init__()
-        dims = _dims(spec, layer)
+        dims = _dims(spec, layer, None)
         site = spec.attention.site("encoder_self")
         self.attention = site.build("encoder_self", spec.width, dims, spec.attention_dropout)
         self.attention_residual = _residual(spec)
@@ -145,9 +148,9 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(nn.Module):
     """Causal self-attention, attention over the source, then feed-forward."""
 
-    def __init__(self, spec: TransformerSpec, layer: int) -> None:
+    def __init__(self, spec: TransformerSpec, layer: int, longest_source: int | None) -> None:
         super().__init__()
-        dims = _dims(spec, layer)
+        dims = _dims(spec, layer, longest_source)
         site, cross = spec.attention.site("decoder_self"), spec.attention.site("cross")
         attention = site.build("decoder_self", spec.width, dims, spec.attention_dropout)
         assert isinstance(attention, SelfAttention)  # as every module is that may stand there
@@ -213,7 +216,7 @@ class Transformer(Seq2SeqModel):
         self.target_embedding = Embedding(target, spec.positions, spec.max_length, spec.dropout)
         self.encoder = Stack[EncoderLayer](EncoderLayer(spec, layer) for layer in range(spec.layers))
         self.decoder = Stack[DecoderLayer](
-            DecoderLayer(spec, layer) for layer in range(spec.decoder_layers or spec.layers)
+            DecoderLayer(spec, layer, sizes.longest_source) for layer in range(spec.decoder_layers or spec.layers)
         )
         last_norm = nn.LayerNorm if spec.norm == "pre" else nn.Identity
         self.encoder_norm = last_norm(spec.width)
@@ -272,8 +275,8 @@ class Transformer(Seq2SeqModel):
         return self.logits(hidden), TransformerState(state.length + 1, tuple(caches), state.beams)
 
 
-def _dims(spec: TransformerSpec, layer: int) -> Dims:
-    return Dims(layer, spec.heads, spec.width, spec.width, spec.max_length)
+def _dims(spec: TransformerSpec, layer: int, longest_source: int | None) -> Dims:
+    return Dims(layer, spec.heads, spec.width, spec.width, longest_source)
 
 
 def _residual(spec: TransformerSpec, first: Residual | None = None) -> Residual:

@@ -211,7 +211,9 @@ def _validate(
             values["bleu"] = task.evaluate(model, data, "valid", validator, spec.batch_tokens).values["bleu"]
     model.train()
     value = -values["loss"] if spec.select == "loss" else values.get("bleu", math.nan)
-    if math.isfinite(value) and (state.best is None or value > state.best):
+    # BLEU without smoothing is 0 for a while; until it moves, the newest weights are the best and none is stale
+    level = spec.select == "bleu" and value == state.best == 0
+    if math.isfinite(value) and (state.best is None or value > state.best or level):
         state.best, state.best_step, state.stale = value, state.step, 0
     else:
         state.stale += 1

@@ -345,3 +345,21 @@ def test_history_needs_a_decoder_that_runs_step_by_step(monkeypatch):
     monkeypatch.setattr(transforms, "_members", {**transforms._members, "bounded": Bounded})
     (message,) = faults(attention={"cross": {"transform": "bounded"}}).values()
     assert "attention.cross: the transform 'bounded' depends on what was attended before; the ConvS2S sees" in message
+
+
+@torch.no_grad()
+def test_only_a_mean_is_scaled_by_the_length():
+    """Rows that sum to 1 give a mean, which shrinks with the source; gates and fixed-size memory give sums."""
+    source = Source(torch.tensor([[5, 3, 9, 2]]), torch.ones(1, 4, dtype=torch.bool))
+    for cross, averages in (
+        ({"transform": "softmax"}, True),
+        ({"transform": "sigmoid"}, False),
+        ({"module": {"kind": "fixed_memory", "slots": 2}}, False),
+    ):
+        spec = models.parse({"kind": "convs2s", "layers": 1, "embedding": 4, "width": 4, "attention": {"cross": cross}})
+        model = spec.build(Sizes(11, 11, False, 0)).double().eval()
+        memory = model.encode(source)
+        target = torch.tensor([[1, 4]])
+        plain = model.decode(memory, target).hidden
+        doubled = model.decode(memory._replace(scale=memory.scale * 2), target).hidden
+        assert torch.equal(plain, doubled) != averages

@@ -181,6 +181,18 @@ def test_validation_bleu_chooses_where_asked(toys: Any):
     assert toy.log.of("valid/bleu") == [1.0, 3.0, 2.0]
 
 
+def test_patience_begins_when_bleu_leaves_zero(toys: Any):
+    """Without smoothing it is 0 for a while, and the newest weights are then the best there are."""
+    scores = [0.0, 0.0, 0.0, 2.0, 2.0, 1.0]
+    toy = toys(
+        toys.Task(), validator=lambda model: scores.pop(0), select="bleu", validate_bleu=True, patience=2, max_steps=99
+    )
+    outcome = toy()
+    assert outcome.ending.kind == "stopped_early"
+    assert (outcome.state.best, outcome.state.stale) == (2.0, 2)  # equal is no better, once it is above 0
+    assert not scores
+
+
 def test_accumulated_batches_give_the_gradient_of_one_big_batch(toys: Any, monkeypatch: pytest.MonkeyPatch):
     toy = toys(max_steps=1, accumulate=3, log_every=1, name="parts")
     plain = torch.nn.Sequential(*(layer for layer in toys.model() if type(layer).__name__ != "Dropout"))

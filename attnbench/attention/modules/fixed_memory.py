@@ -137,7 +137,7 @@ class FixedMemorySpec(ModuleSpec):
     pe_offset: Literal["as_printed", "plus_one"] = "as_printed"
     """Position encodings with s/S and k/K, or symmetric with (s+1)/(S+1) and k/(K+1)."""
     longest: int | None = Field(default=None, ge=1)
-    """S of the position encodings: the longest source of the data, in tokens with EOS; null: as data or model say."""
+    """S of the position encodings: the longest source of the data, in tokens with EOS; null: as the data say."""
 
     @model_validator(mode="after")
     def _encodes(self) -> Self:
