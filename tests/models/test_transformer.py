@@ -267,7 +267,7 @@ def test_history_needs_a_decoder_that_runs_step_by_step(monkeypatch):
 @torch.no_grad()
 def test_decoding_with_fixed_memory_touches_no_encoder_state(beams):
     """Every tensor that the encoder made is overwritten; the slots are all that is left."""
-    model = build(attention={"cross": {"module": {"kind": "fixed_memory", "slots": 3, "positions": True}}})
+    model = build(attention={"cross": {"module": {"kind": "fixed_memory", "slots": 3, "positions": True, "longest": 4}}})
     source = Source(torch.tensor([[4, 5, 6, 7], [8, 9, 0, 0]]), torch.tensor([[True] * 4, [True, True, False, False]]))
     token = torch.full((2 * beams,), 1)
 
@@ -303,5 +303,6 @@ def test_fixed_memory_refuses_what_needs_bounds(monkeypatch):
     module = {"kind": "fixed_memory", "encoder_transform": "bounded"}
     found = faults(attention={"cross": {"module": module}})
     assert list(found) == ["attention.cross.module"]
-    (message,) = faults(attention={"cross": {"module": "fixed_memory", "transform": "bounded"}}).values()
-    assert "the transform 'bounded' needs what each source position has received" in message
+    bounded = {"kind": "lstm", "attention": {"cross": {"module": "fixed_memory", "transform": "bounded"}}}
+    with pytest.raises(ValueError, match="the transform 'bounded' needs what each source position has received"):
+        models.parse(bounded)  # a model that steps admits such a transform, but not over slots
