@@ -267,7 +267,9 @@ def test_history_needs_a_decoder_that_runs_step_by_step(monkeypatch):
 @torch.no_grad()
 def test_decoding_with_fixed_memory_touches_no_encoder_state(beams):
     """Every tensor that the encoder made is overwritten; the slots are all that is left."""
-    model = build(attention={"cross": {"module": {"kind": "fixed_memory", "slots": 3, "positions": True, "longest": 4}}})
+    model = build(
+        attention={"cross": {"module": {"kind": "fixed_memory", "slots": 3, "positions": True, "longest": 4}}}
+    )
     source = Source(torch.tensor([[4, 5, 6, 7], [8, 9, 0, 0]]), torch.tensor([[True] * 4, [True, True, False, False]]))
     token = torch.full((2 * beams,), 1)
 

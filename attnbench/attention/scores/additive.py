@@ -8,9 +8,13 @@ import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from attnbench.attention.scores.base import Score, ScoreSpec, project, scores
 from attnbench.attention.types import Dims
+
+BLOCK = 1 << 26
+"""Tanh units held at a time: 256 MiB in float32."""
 
 
 class Additive(Score):
@@ -31,10 +35,19 @@ class Additive(Score):
         return project(states, self.key_weight) + self.bias
 
     def forward(self, query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K A"]) -> Float[Tensor, "B H Q K"]:
-        """Memory is B*H*Q*K*A."""
+        """The tanh units are B*H*Q*K*A: past BLOCK of them queries go in blocks, whose units backward makes again."""
         weight, vector = self.query_weight.to(query.dtype), self.vector.to(query.dtype)  # queries may come widened
-        hidden = (project(query, weight).unsqueeze(-2) + keys.unsqueeze(-3)).tanh_()
-        return torch.einsum("bhqka,ha->bhqk", hidden, vector)
+        queries = project(query, weight)
+        most = max(1, BLOCK // max(1, keys.numel()))
+        if queries.shape[2] <= most:
+            return _units(queries, keys, vector)
+        blocks = queries.split(most, dim=2)
+        return torch.cat([checkpoint(_units, block, keys, vector, use_reentrant=False) for block in blocks], dim=2)
+
+
+def _units(queries: Float[Tensor, "B H Q A"], keys: Float[Tensor, "B H K A"], vector: Float[Tensor, "H A"]) -> Tensor:
+    hidden = (queries.unsqueeze(-2) + keys.unsqueeze(-3)).tanh_()
+    return torch.einsum("bhqka,ha->bhqk", hidden, vector)
 
 
 @scores.register

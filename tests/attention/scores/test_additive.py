@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from attnbench.attention.scores import additive
 from attnbench.attention.scores.additive import Additive
 from attnbench.attention.scores.base import scores
 from attnbench.attention.types import Dims
@@ -82,3 +83,22 @@ def test_initial_weights():
     assert score.vector.abs().max() <= 64**-0.5
     assert score.vector.std().item() == pytest.approx(64**-0.5 / 3**0.5, rel=0.2)
     assert not score.bias.any()
+
+
+@pytest.mark.parametrize("block", [1, 50, 3 * KEYS * 7])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_blocks_of_queries_change_nothing(monkeypatch, block, heads):
+    """Values and gradients, one query a block, several, and a last block that is shorter."""
+    score, found = build(heads, 7), []
+    for most in (1 << 26, block):
+        monkeypatch.setattr(additive, "BLOCK", most)
+        leaves = [
+            torch.randn(BATCH, heads, number, width, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+            .requires_grad_() for number, width in ((QUERIES, QUERY_WIDTH), (KEYS, KEY_WIDTH))
+        ]  # fmt: skip
+        result = score(leaves[0], score.keys(leaves[1]))
+        found.append([result, *torch.autograd.grad(result.square().sum(), [*leaves, *score.parameters()])])
+        with torch.no_grad():
+            assert torch.equal(score(leaves[0], score.keys(leaves[1])), result)
+    for whole, parts in zip(*found, strict=True):
+        torch.testing.assert_close(parts, whole, rtol=0, atol=1e-12)
