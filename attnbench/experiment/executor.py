@@ -46,6 +46,8 @@ def attempt(root: Path, cell: Cell, place: Place, fresh: bool, listen: Listener)
         with Run.claim(root, cell) as run:
             if fresh:
                 run.fresh()
+            elif is_done(root, cell):  # by another process, since this one made its list
+                return Outcome(cell, None)
             return Outcome(cell, _run(cell, run, place, listen))
     except AttnbenchError as error:  # held by another process: nothing of it was touched
         return Outcome(cell, str(error))

@@ -58,6 +58,16 @@ def test_a_failed_cell_is_kept_and_the_others_go_on(bench: Any, cells: list[Cell
     assert {path.name for path in folder.iterdir()} == {"spec.yaml", "metrics.jsonl", "result.json"}
 
 
+def test_a_cell_that_another_process_has_done_meanwhile_is_left_alone(
+    bench: Any, cells: list[Cell], monkeypatch: pytest.MonkeyPatch
+):
+    patched(monkeypatch, None)
+    assert attempt(bench.runs, cells[0], Place(bench.cache), False, quiet).error is None
+    patched(monkeypatch, ValueError("ran again"))
+    assert attempt(bench.runs, cells[0], Place(bench.cache), False, quiet).error is None
+    assert attempt(bench.runs, cells[0], Place(bench.cache), True, quiet).error == "ValueError: ran again"
+
+
 def test_an_expected_error_is_its_message(bench: Any, cells: list[Cell], monkeypatch: pytest.MonkeyPatch):
     patched(monkeypatch, AttnbenchError("the disk is full; free some"))
     assert attempt(bench.runs, cells[0], Place(bench.cache), False, quiet).error == "the disk is full; free some"
