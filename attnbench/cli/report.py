@@ -46,9 +46,10 @@ def report(
         table.write_results(folder)
     except OSError as error:  # a folder that is only to be read still has a table
         log.warning("%s: results.* could not be written there (%s)", folder, error.strerror or error)
+    saved = copy(folder, save) if save is not None else None  # first: whoever reads the table may leave early
     if as_json or format is not None:
         sys.stdout.write(table.render(folder, "json" if as_json or format is None else format.value))
     else:
         table.render_terminal(folder, common.console())
-    if save is not None:
-        log.info("saved to %s", copy(folder, save))
+    if saved is not None:
+        log.info("saved to %s", saved)
