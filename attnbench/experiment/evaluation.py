@@ -70,7 +70,7 @@ def _cells(folder: Path) -> str:
 def _load(model: torch.nn.Module, checkpoints: Path, spec: CellSpec, step: int | None) -> list[int]:
     steps = checkpoint_steps(checkpoints)
     if not steps:
-        raise DataError(f"{checkpoints}: there are no checkpoints; train the cell first")
+        raise DataError(f"{checkpoints}: there are no checkpoints; {_why_none(checkpoints.parent / 'result.json')}")
     if step is not None:
         if step not in steps:
             raise SpecError(f"--step {step}: {unknown('checkpoint', str(step), [str(each) for each in steps])}")
@@ -85,6 +85,13 @@ def _load(model: torch.nn.Module, checkpoints: Path, spec: CellSpec, step: int |
     best = chosen[0] if (checkpoints.parent / "result.json").exists() else _best(checkpoints, steps[-1])
     load_weights(model, weights_path(checkpoints, best if best in steps else steps[-1]))
     return [best]
+
+
+def _why_none(result: Path) -> str:
+    outcome = json.loads(result.read_text(encoding="utf-8")).get("outcome", {}) if result.exists() else {}
+    if outcome.get("kind") == "diverged":
+        return f"the training {outcome['text']}; train it again at a lower rate, clipped, or in fp32"
+    return "train the cell first"
 
 
 def _evaluated(result: Path) -> list[int]:

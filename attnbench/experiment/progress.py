@@ -67,17 +67,22 @@ class Bars:
     def __exit__(self, *_: object) -> None:
         self._columns.stop()
 
-    def listener(self, label: str, seed: int, steps: int) -> Listener:
-        """A listener that moves a new bar of `steps` updates."""
+    def listener(self, label: str, seed: int, steps: int, epochs: int | None = None) -> Listener:
+        """A listener that moves a new bar of `steps` updates, or fewer: as many as `epochs` epochs turn out to have."""
         name = f"{label}, seed {seed}"
         for old in self._columns.task_ids:
             self._columns.remove_task(old)
         bar = self._columns.add_task(name, total=steps, state="")
+        passed = 0
 
         def listen(record: Mapping[str, Any]) -> None:
+            nonlocal passed
             text = describe(record)
             if "step" in record:
                 self._columns.update(bar, completed=record["step"])
+            if epochs is not None and record.get("epoch", 0) > passed:  # an epoch has just ended
+                passed = record["epoch"]
+                self._columns.update(bar, total=min(steps, round(record["step"] * epochs / passed)))
             if "train/loss" in record:
                 state = f"loss {record['train/loss']:.3f}, {record['train/tokens_per_s']:.0f} tokens/s"
                 self._columns.update(bar, state=state)

@@ -63,6 +63,9 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
     twins = [cell for cell in cells if cell not in done and cell not in pending]
     prepare_data([cell for cell in pending if not _prepared(cell, settings)], settings)
     write_grid(root, experiment, command)
+    if settings.jobs > 1 and len(pending) > 1 and any(cell.spec.timing for cell in pending):
+        log.warning("decoding is timed while other cells run beside it (--jobs %d): the seconds are theirs too; "
+                    "compare them from --jobs 1", settings.jobs)  # fmt: skip
     with _listeners(settings) as listen:
         executor = choose_executor(
             root, Place(settings.cache, settings.device), jobs=min(settings.jobs, max(1, len(pending))),
@@ -84,7 +87,7 @@ def _listeners(settings: Settings) -> Iterator[Callable[[Cell], Listener]]:
         yield lambda cell: plain_listener(cell.label, cell.seed)
         return
     with Bars(settings.terminal) as bars:
-        yield lambda cell: bars.listener(cell.label, cell.seed, cell.spec.train.max_steps)
+        yield lambda cell: bars.listener(cell.label, cell.seed, cell.spec.train.max_steps, cell.spec.train.max_epochs)
 
 
 def _found(root: Path, cell: Cell, experiment: Experiment, settings: Settings) -> bool:

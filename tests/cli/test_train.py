@@ -119,6 +119,9 @@ def test_a_divergence_is_an_outcome_that_the_table_tells(invoke, tiny):
     assert "budget-2, seed 1: diverged at step" in result.stdout
     assert "no scores" in result.stdout
     assert "are done already" in invoke("train", *broken).stderr
+    refused = invoke("eval", cell, code=4).stderr
+    assert "there are no checkpoints; the training diverged at step" in refused
+    assert "train it again at a lower rate" in refused
 
 
 def test_a_cell_that_fails_is_kept_and_the_exit_code_says_so(invoke, tiny):

@@ -56,6 +56,16 @@ def test_bars_show_how_far_a_cell_is_and_keep_events():
         assert "100/400" in out.getvalue()
         other = bars.listener("budget-inf", 1, 400)
         other(VALIDATED)
+        bars._columns.refresh()
+        assert "200/400" in out.getvalue()
+        short = bars.listener("budget-2", 1, 400, epochs=3)
+        short({**TRAINED, "epoch": 0})
+        bars._columns.refresh()
+        assert "/300" not in out.getvalue()
+        short({**TRAINED, "epoch": 1})
+        short({**TRAINED, "step": 150})  # in the middle of the next
+        bars._columns.refresh()
+        assert "150/300" in out.getvalue()
     text = out.getvalue()
     assert "loss 2.500, 1234 tokens/s" in text
     assert "[budget-8, seed 1] finished [at] step 100" in text

@@ -10,7 +10,7 @@ import typer
 
 from attnbench.cli import common
 from attnbench.core.errors import DataError, SpecError
-from attnbench.experiment import executor
+from attnbench.experiment import executor, session
 from attnbench.experiment.executor import Outcome
 from attnbench.experiment.grid import Cell
 from attnbench.experiment.run import Run, is_done
@@ -50,6 +50,20 @@ def test_two_processes_give_the_numbers_of_one(bench: Any, monkeypatch: pytest.M
         one, two = bench.cell(alone, index), bench.cell(together, index)
         assert (one / weights).read_bytes() == (two / weights).read_bytes()
         assert (one / "hyps" / "test.txt").read_bytes() == (two / "hyps" / "test.txt").read_bytes()
+
+
+@pytest.mark.parametrize(("jobs", "timed", "warns"), [(2, True, True), (1, True, False), (2, False, False)])
+def test_timing_in_company_is_said(
+    bench: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, jobs: int, timed: bool, warns: bool
+):
+    class Idle:
+        def map(self, cells: Any) -> Any:
+            return iter(())
+
+    monkeypatch.setattr(session, "choose_executor", lambda *given, **named: Idle())
+    monkeypatch.setattr(logging.getLogger("attnbench"), "propagate", True)
+    bench.run(bench.experiment({"timing": {"decode_runs": 1}} if timed else {}), jobs=jobs)
+    assert ("compare them from --jobs 1" in caplog.text) == warns
 
 
 def test_finished_cells_are_skipped_and_deleted_results_made_again(bench: Any, ran: list[Cell]):
