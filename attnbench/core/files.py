@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,11 @@ def _sync(path: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """A text file, a line each; see write_atomic."""
+    write_atomic(path, "".join(f"{line}\n" for line in lines))
 
 
 def append_jsonl(path: Path, record: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from attnbench.core.files import (
     sweep,
     write_atomic,
     write_json,
+    write_lines,
 )
 from attnbench.core.lock import LockedError, locked
 from attnbench.experiment.grid import Cell, Experiment
@@ -77,7 +78,7 @@ class Run:
 
     def output(self, name: str, lines: Iterable[str]) -> None:
         """hyps/<name>, a line each."""
-        write_atomic(self.folder / "hyps" / name, "".join(f"{line}\n" for line in lines))
+        write_lines(self.folder / "hyps" / name, lines)
 
     def environment(self, content: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
         """Note in env.json what goes on with this cell from `step` on; returns every such note, oldest first.

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from attnbench.core.errors import AttnbenchError
-from attnbench.core.files import dump_yaml
+from attnbench.core.files import dump_yaml, write_lines
 from attnbench.experiment.executor import Outcome, choose_executor
 from attnbench.experiment.grid import Cell, Document, Experiment, expand, override_document, read_document
 from attnbench.experiment.pipeline import Listener, Place, content_sha256, count_parameters
@@ -98,11 +98,27 @@ def _found(root: Path, cell: Cell, experiment: Experiment, settings: Settings) -
                 f"{root / 'cells' / cell.folder}: this result was made from other data than are prepared now; "
                 "run with --fresh, or under another name"
             )
+        _restore_references(root, cell, settings)
         return True
     origin = adopt(root, cell, _elsewhere(experiment, settings), _content(cell, settings))
     if origin is not None:
         log.info("[%s, seed %d] taken from %s", cell.label, cell.seed, origin)
+        _restore_references(root, cell, settings)
     return origin is not None
+
+
+def _restore_references(root: Path, cell: Cell, settings: Settings) -> None:
+    """Put references beside the outputs of a cell that came without them, where the data are prepared.
+
+    No saved table holds them, since they are the corpus's text; paired tests need them.
+    """
+    outputs = root / "cells" / cell.folder / "hyps"
+    splits = [path.stem for path in sorted(outputs.glob("*.txt")) if "." not in path.stem]
+    absent = [split for split in splits if not (outputs / f"{split}.ref.txt").exists()]
+    if absent and _prepared(cell, settings):
+        task, data = cell.spec.task.bind(), cell.spec.task.open(cell.spec.task.data_path(settings.cache))
+        for split in absent:
+            write_lines(outputs / f"{split}.ref.txt", task.references(data, split))
 
 
 def _elsewhere(experiment: Experiment, settings: Settings) -> list[Path]:

@@ -56,6 +56,10 @@ class Task(Protocol):
         """Decode a split and score it. `unfinished`: outputs that the length limit cut off."""
         ...
 
+    def references(self, data: Any, split: str) -> list[str]:
+        """What outputs under "txt" are compared with, in the order of the split; they stand under "ref.txt"."""
+        ...
+
     def decode(
         self, model: Any, batches: Iterable[Any], searcher: Searcher, *, to_limit: bool = False
     ) -> dict[int, Hypothesis]:

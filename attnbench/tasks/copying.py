@@ -38,7 +38,7 @@ class Copying(PairTask):
         return corpus_bleu(lines, references, "tok")
 
     def score(self, data: Data, split: str, lines: list[str]) -> Metrics:
-        references = list(data.split(split).target)
+        references = self.references(data, split)
         vocabulary = data.target_vocabulary
         known = [vocabulary.decode(vocabulary.encode(line)) for line in references]
         bleu = self.bleu(lines, references)

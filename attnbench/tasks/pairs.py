@@ -74,6 +74,10 @@ class PairTask(ABC):
     def written(self, data: Data, lines: list[str]) -> list[str]:
         """Tokenised output lines as a person is shown them."""
 
+    def references(self, data: Data, split: str) -> list[str]:
+        """The targets of a split, tokenised."""
+        return list(data.split(split).target)
+
     def check(self, model: Seq2SeqModel, data: Data) -> None:
         for split in SPLITS:
             widest = data.split(split).ids.widest

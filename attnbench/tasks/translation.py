@@ -51,9 +51,8 @@ class Translation(PairTask):
         return corpus_bleu(lines, references, self.spec.bleu, compound_split=self.spec.compound_split)
 
     def score(self, data: Data, split: str, lines: list[str]) -> Metrics:
-        pairs = data.split(split)
-        references = list(pairs.target)
-        plain, raw = data.detokenize(lines), list(pairs.references)
+        references = self.references(data, split)
+        plain, raw = data.detokenize(lines), list(data.split(split).references)
         sacre = corpus_bleu(plain, raw, "13a_lc" if self.spec.lowercase else "13a")
         chrf = corpus_chrf(plain, [line.lower() for line in raw] if self.spec.lowercase else raw)
         scores = {"bleu": self.bleu(lines, references), "bleu_13a": sacre, "chrf": chrf}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,22 @@ def test_a_dry_run_writes_nothing(
     assert plan["spec"]["model"]["width"] == 16
     assert plan["folder"] == str(bench.runs / "tiny")
     assert experiment.cells[0].digest[:8] in out
+
+
+def test_results_taken_over_have_references_again(bench: Any):
+    """A saved table holds none, since they are the corpus's text; paired tests need them."""
+    experiment = bench.experiment()
+    bench.run(experiment)
+    folder = bench.cell(experiment)
+    wanted = {split: (folder / f"hyps/{split}.ref.txt").read_bytes() for split in ("valid", "test")}
+    save(bench.runs / "tiny", bench.folder / "results")
+    assert not list((bench.folder / "results").rglob("*.ref.txt"))
+    shutil.rmtree(bench.runs)
+    assert bench.run(experiment) == []
+    assert {split: (folder / f"hyps/{split}.ref.txt").read_bytes() for split in wanted} == wanted
+    (folder / "hyps/test.ref.txt").unlink()
+    bench.run(experiment)  # one of our own, in the same state
+    assert (folder / "hyps/test.ref.txt").read_bytes() == wanted["test"]
 
 
 def test_a_dry_run_knows_what_is_done(bench: Any, ran: list[Cell]):
