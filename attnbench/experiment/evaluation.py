@@ -15,9 +15,9 @@ from attnbench.core.errors import DataError, SpecError
 from attnbench.core.spec import spec_error, unknown
 from attnbench.data.corpus import Data
 from attnbench.experiment.grid import override_document, read_document
-from attnbench.experiment.pipeline import EVAL_TOKENS, build_model, require_same_data
+from attnbench.experiment.pipeline import build_model, require_same_data
 from attnbench.experiment.spec import CellSpec
-from attnbench.tasks.base import Metrics, Task
+from attnbench.tasks.base import EVAL_TOKENS, Metrics, Task
 from attnbench.train.runtime import choose_device, keep_freed_memory, use_onednn_float32
 from attnbench.train.state import checkpoint_steps, load_average, load_weights, weights_path
 

@@ -24,14 +24,11 @@ from attnbench.experiment.run import Run
 from attnbench.experiment.spec import CellSpec
 from attnbench.experiment.timing import time_decoding
 from attnbench.search.greedy import GreedySpec
-from attnbench.tasks.base import Metrics
+from attnbench.tasks.base import EVAL_TOKENS, Metrics
 from attnbench.train.loop import Outcome, train
 from attnbench.train.runtime import Runtime, choose_device, keep_freed_memory, use_onednn_float32, use_threads
 from attnbench.train.spec import TrainSpec
 from attnbench.train.state import TrainState, checkpoint_steps, load_average, load_weights, weights_path
-
-EVAL_TOKENS = 4096
-"""Padded tokens a side of an evaluation batch."""
 
 
 @dataclass(frozen=True)

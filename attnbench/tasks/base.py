@@ -13,6 +13,9 @@ from attnbench.core.spec import Spec
 from attnbench.models.base import Sizes
 from attnbench.search.base import Hypothesis, Searcher
 
+EVAL_TOKENS = 4096
+"""Padded tokens a side of an evaluation batch."""
+
 
 class Loss(NamedTuple):
     """Sums over the batch in nats: total is differentiated, nll (no smoothing) is for reading."""
