@@ -28,12 +28,13 @@ def sweep_k(
 
     Example: attnbench sweep-k experiments/explicit_sparse/multi30k-de-en.yaml --k 1,4,8,inf --seeds 1,2,3 --jobs 2
     """
-    from attnbench.experiment.axes import parse_budgets, with_budgets
+    from attnbench.experiment.axes import parse_budgets, require_budgets, with_budgets
     from attnbench.experiment.grid import expand, read_document
 
     document = read_document(spec or common.packaged_spec("demo"), overrides or [])
     document = with_budgets(document, parse_budgets(k) if k is not None else None)
     experiment = expand(document, seeds=common.seeds_of(seed, seeds))
+    require_budgets(experiment)
     common.conduct(
         experiment, common.settings(runs, jobs, device, fresh, source, offline), dry=dry_run, as_json=as_json
     )

@@ -11,7 +11,7 @@ from attnbench.attention.types import Role
 from attnbench.core.errors import SpecError
 from attnbench.core.files import parse_yaml
 from attnbench.core.spec import unknown
-from attnbench.experiment.grid import Document, header_of, place
+from attnbench.experiment.grid import Cell, Document, Experiment, header_of, place
 from attnbench.models.base import models
 
 BUDGETS: tuple[int | str, ...] = (1, 2, 4, 8, 16, "inf")
@@ -58,6 +58,26 @@ def with_budgets(document: Document, budgets: Sequence[int | str] | None) -> Doc
         return document.with_axis(f"{_SITES}.default.budget", values, origin)
     entries = [{"label": f"budget-{value}", **{role: {"budget": value} for role in takers}} for value in values]
     return document.with_axis(_SITES, entries, origin)
+
+
+def require_budgets(experiment: Experiment) -> None:
+    """Raise SpecError where two budgets make one and the same run: its attention is named by another axis.
+
+    An axis entry that names a module, pattern or transform speaks for itself; a budget at `default` stays without
+    effect there.
+    """
+    seen: dict[tuple[Any, ...], Cell] = {}
+    for cell in experiment.cells:
+        others = [(path, label) for path, label in cell.axes.items() if not path.endswith(".budget")]
+        first = seen.setdefault((cell.seed, cell.digest, *others), cell)
+        if first.label != cell.label:
+            named = ", ".join(path for path, _ in others if path.startswith(_SITES)) or "another axis"
+            raise SpecError(
+                f"{experiment.document.at('grid', 'axes')}: '{first.label}' and '{cell.label}' are the same run: no "
+                f"budget reaches the attention that {named} names; keep entries that take one (like "
+                "`transform: topk`), drop the axis with --set grid.axes={}, or compare it without budgets by "
+                "`attnbench ablate`"
+            )
 
 
 def _node(raw: Mapping[str, Any], dotted: str) -> dict[str, Any]:

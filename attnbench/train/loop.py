@@ -212,8 +212,10 @@ def _validate(
             values["bleu"] = task.evaluate(model, data, "valid", validator, tokens).values["bleu"]
     model.train()
     value = -values["loss"] if spec.select == "loss" else values.get("bleu", math.nan)
-    # BLEU without smoothing is 0 for a while; until it moves, the newest weights are the best and none is stale
-    level = spec.select == "bleu" and value == state.best == 0
+    state.least = values["loss"] if state.least is None else min(state.least, values["loss"])
+    # BLEU without smoothing is 0 for a while; until it moves, the newest weights are the best and none is stale,
+    # but for those of a training that has diverged
+    level = spec.select == "bleu" and value == state.best == 0 and values["loss"] <= state.least + RISE
     if math.isfinite(value) and (state.best is None or value > state.best or level):
         state.best, state.best_step, state.stale = value, state.step, 0
     else:

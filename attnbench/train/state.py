@@ -37,8 +37,9 @@ class TrainState:
     """Where training stands: all that the next update depends on besides weights, optimiser and random state.
 
     cursor: (epoch, pool, batch) of the next batch. best: value of the selection metric at best_step. passed: what was
-    seen of this epoch. lowest: the least training loss of an epoch, in nats a token. risen: where it left that behind
-    for good, so far: the first such epoch and its last update, and the loss of the latest: (update, epoch, loss).
+    seen of this epoch. least: the least validation loss, in nats a token. lowest: the least training loss of an epoch.
+    risen: where it left that behind for good, so far: the first such epoch and its last update, and the loss of the
+    latest: (update, epoch, loss).
     """
 
     step: int = 0
@@ -50,6 +51,7 @@ class TrainState:
     seconds: float = 0.0
     window: Window = field(default_factory=Window)
     passed: Window = field(default_factory=Window)
+    least: float | None = None
     lowest: float | None = None
     risen: tuple[int, int, float] | None = None
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from attnbench.core.errors import SpecError
-from attnbench.experiment.axes import BUDGETS, parse_budgets, with_axis, with_budgets
+from attnbench.experiment.axes import BUDGETS, parse_budgets, require_budgets, with_axis, with_budgets
 from attnbench.experiment.grid import expand, read_document
 
 HEAD = "name: x\ntask: {kind: translation, dataset: demo}\nmodel:\n  kind: transformer\n  tie: decoder\n"
@@ -248,3 +248,25 @@ def test_a_site_that_the_model_lacks_is_named(bench: Any):
 def test_no_attention_cannot_be_swept(bench: Any):
     with pytest.raises(SpecError, match="the module 'none' attends to nothing"):
         swept(bench, recurrent(", readout: state, attention: {cross: {module: none}}"))
+
+
+@pytest.mark.parametrize(("transforms", "same"), [
+    ("[topk, {kind: topk, k: 8}]", "'topk-k-8 budget-2' and 'topk-k-8 budget-inf'"),
+    ("[entmax15]", "'entmax15 budget-2' and 'entmax15 budget-inf'"),
+    ("[topk]", None),
+])  # fmt: skip
+def test_budgets_that_reach_nothing_are_refused(bench: Any, transforms: str, same: str | None):
+    text = f"{recurrent()}grid: {{seeds: [1, 2], axes: {{model.attention.cross.transform: {transforms}}}}}\n"
+    experiment = expand(with_budgets(read_document(bench.write(text)), [2, "inf"]))
+    if same is None:
+        require_budgets(experiment)
+        return
+    with pytest.raises(SpecError, match=rf"spec\.yaml:4: {same} are the same run: .* model\.attention\.cross"):
+        require_budgets(experiment)
+
+
+def test_budgets_of_sites_that_take_one_are_no_fault(bench: Any):
+    text = attention(
+        "{default: {transform: topk}}\ngrid: {axes: {model.attention.cross: [{label: a, transform: softmax}]}}"
+    )
+    require_budgets(expand(with_budgets(read_document(bench.write(text)), [2, "inf"])))

@@ -193,6 +193,18 @@ def test_patience_begins_when_bleu_leaves_zero(toys: Any):
     assert not scores
 
 
+def test_without_bleu_the_best_weights_lie_before_a_divergence(toys: Any):
+    toy = toys(
+        toys.Task([5.0, 4.0, 5.5, 9.0, 9.5]),
+        validator=lambda model: 0.0,
+        select="bleu",
+        validate_bleu=True,
+        max_steps=10,
+    )
+    assert toy().state.best_step == 6
+    assert toy.log.of("valid/bleu") == [0.0] * 5
+
+
 def test_accumulated_batches_give_the_gradient_of_one_big_batch(toys: Any, monkeypatch: pytest.MonkeyPatch):
     toy = toys(max_steps=1, accumulate=3, log_every=1, name="parts")
     plain = torch.nn.Sequential(*(layer for layer in toys.model() if type(layer).__name__ != "Dropout"))
