@@ -261,7 +261,8 @@ def _layers(spec: RecurrentSpec, inputs: int, bidirectional: bool) -> nn.RNNBase
 
 
 def _run(layers: nn.RNNBase, inputs: Float[Tensor, "R T I"], cells: Cells) -> tuple[Float[Tensor, "R T W"], Cells]:
-    """In float32 under autocast, too: that gives cuDNN float16 whatever it is asked for, and small gradients vanish."""
+    """On a GPU in float32 under autocast, too: that gives cuDNN float16 whatever it is asked for, and small gradients
+    vanish."""
     before = tuple(cell.transpose(0, 1).contiguous().to(inputs.dtype) for cell in cells)
     with torch.autocast("cuda", enabled=False):
         states, after = layers(inputs, before[0] if len(before) == 1 else before)

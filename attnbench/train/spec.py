@@ -26,8 +26,8 @@ class TrainSpec(Spec):
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
     """Probability spread over the whole vocabulary."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: products in bfloat16 by autocast; weights, scores, normalisers, recurrent layers and the loss stay in
-    float32."""
+    """bf16: products in bfloat16 by autocast; weights, scores, normalisers and the loss stay in float32, on a GPU
+    recurrent layers too."""
     max_steps: int = Field(default=100_000, ge=1)
     """Updates after which training ends."""
     max_epochs: int | None = Field(default=None, ge=1)

@@ -28,6 +28,7 @@ from attnbench.data.special import BOS, EOS, PAD, SPECIALS
 from attnbench.experiment.environment import environment
 from attnbench.models.base import Seq2SeqModel, Sizes, Source, models
 from attnbench.search.base import Limits, Searcher, searches
+from attnbench.train.runtime import keep_freed_memory, use_onednn_float32, use_threads
 
 SYMBOLS, SENTENCES, BEAM = 20, 32, 10
 NO_TOKEN = -1
@@ -136,7 +137,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True, help="written as OUT.json and OUT.md")
     given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    use_threads(given.threads)
+    keep_freed_memory()  # as every cell does: without it blocks of 32 MiB and more pay for their page faults
+    use_onednn_float32()
     environ = environment(torch.device("cpu"))
     found = {length: measure(length, given.steps, given.rounds) for length in given.lengths}
     given.out.parent.mkdir(parents=True, exist_ok=True)

@@ -259,6 +259,23 @@ def test_what_decoding_with_fixed_memory_reads_does_not_grow_with_the_source(raw
     assert len(shapes(wide)) > len(shapes(few))  # only maps ask for more
 
 
+@pytest.mark.parametrize("raw", WITH_MEMORY)
+@torch.no_grad()
+def test_decoding_with_fixed_memory_needs_no_encoder_state(raw):
+    """A model that never read the source decodes from a copy of the slots, when the encoder and its states are gone."""
+    model, other = build(raw), build(raw)
+    other.load_state_dict(model.state_dict())
+    source, target_in, _ = batch()
+    wanted = model.decode(model.encode(source), target_in).hidden
+    memory = select_batch(model.encode(source), torch.arange(len(LENGTHS)))
+    del model, source
+    assert torch.equal(other.decode(memory, target_in).hidden, wanted)
+    state = other.start(memory, target_in.shape[1])
+    for at in range(target_in.shape[1]):
+        found, state = other.step(memory, state, target_in[:, at])
+        close(found, other.logits(wanted[:, at]))
+
+
 @EACH
 @torch.no_grad()
 def test_select_batch_commutes_with_decode(raw):
