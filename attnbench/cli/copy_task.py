@@ -31,10 +31,17 @@ def copy_task(
 
     Example: attnbench copy-task experiments/copy_seq2seq/lm1b.yaml --from DIR --seeds 1,2,3 --jobs 2
     """
+    from attnbench.core.errors import SpecError
     from attnbench.experiment.grid import expand, read_document
 
     document = read_document(spec or common.packaged_spec("copy"), overrides or [])
     experiment = expand(document, seeds=common.seeds_of(seed, seeds))
+    for cell in experiment.cells:
+        if cell.spec.task.kind != "copying":
+            raise SpecError(
+                f"{document.at('task')}: '{cell.label}' is of the task '{cell.spec.task.kind}', and copy-task compares "
+                "models that copy; write `task: {kind: copying, dataset: ...}`, or use `attnbench ablate`"
+            )
     common.conduct(
         experiment, common.settings(runs, jobs, device, fresh, source, offline), dry=dry_run, as_json=as_json
     )

@@ -55,3 +55,12 @@ def test_a_spec_of_ones_own_with_seeds(invoke):
 def test_finished_models_are_kept(invoke):
     invoke("copy-task", *TINY)
     assert "2 of 2 cells are done already" in invoke("copy-task", *TINY).stderr
+
+
+def test_another_task_is_refused(invoke):
+    Path("mine.yaml").write_text(
+        "name: mine\ntask: {kind: translation, dataset: demo}\nmodel: {kind: transformer, tie: decoder}\n"
+    )
+    result = invoke("copy-task", "mine.yaml", "--dry-run", code=2)
+    assert "mine.yaml:2: 'run' is of the task 'translation'" in result.stderr
+    assert "attnbench ablate" in result.stderr

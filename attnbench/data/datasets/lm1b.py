@@ -34,8 +34,8 @@ class Lm1b(DatasetSpec):
     that no training has looked at. Which sentences the authors took is not known.
 
     Lower-cased words, and 22,110 rows: that is the vocabulary with which the paper's models have the sizes it prints,
-    and 10,000 lower-cased sentences have about 22,050 words (with case about 24,400). A perfect copy then scores about
-    84 BLEU, for words that the training sentences lack cannot be copied; the paper's best is 83.92.
+    and 10,000 lower-cased sentences have about 22,000 words (with case about 24,300). A perfect copy then scores 84 to
+    85 BLEU, for words that the training sentences lack cannot be copied; the paper's best is 83.92.
     """
 
     kind: Literal["lm1b"] = "lm1b"
