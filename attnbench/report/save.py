@@ -11,7 +11,7 @@ from typing import Any
 import attnbench
 from attnbench.core.errors import AttnbenchError
 from attnbench.core.files import folder_atomic, write_json
-from attnbench.report.collect import collect
+from attnbench.report.collect import Cell, collect
 from attnbench.report.significance import FILE as TESTS
 from attnbench.report.significance import PairedTests, read_tests
 from attnbench.report.table import report, write_results
@@ -24,11 +24,13 @@ def save(folder: Path, into: Path) -> Path:
     """Copy the run folder to `into`/<last part of its name>, whole or not at all; returns that path.
 
     Cells that only the copy has stay there, so that a long table can grow over several machines. References
-    (hyps/*.ref.txt) are left out: they are the corpus's text. Raises DataError where `folder` is no run folder,
-    AttnbenchError where a cell that is done in the copy would be replaced by a different result.
+    (hyps/*.ref.txt) are left out, and so are outputs that copy a corpus: they are its text. Raises DataError where
+    `folder` is no run folder, AttnbenchError where a cell that is done in the copy would be replaced by a different
+    result.
     """
     tests = PairedTests(folder)
     experiment = report(folder, tests).experiment
+    copies = {cell.folder.name for cell in experiment.cells if _copies_text(cell)}
     target = into / experiment.title
     ours = _grid(folder)
     theirs = _grid(target) if (target / "grid.json").exists() else {"name": ours["name"], "cells": []}
@@ -41,12 +43,20 @@ def save(folder: Path, into: Path) -> Path:
             source = (target if name in kept else folder) / "cells" / name
             if source.is_dir():
                 shutil.copytree(source, work / "cells" / name, ignore=_unwanted)
+                if name in copies:
+                    shutil.rmtree(work / "cells" / name / "hyps", ignore_errors=True)
         write_json(work / "grid.json", {**_portable(ours), "cells": _merged(theirs["cells"], ours["cells"])})
         if (folder / "spec.yaml").is_file():
             shutil.copyfile(folder / "spec.yaml", work / "spec.yaml")
         write_json(work / TESTS, {**read_tests(target / TESTS), **tests.asked})
         write_results(work)
     return target
+
+
+def _copies_text(cell: Cell) -> bool:
+    """Whether the outputs are a corpus's own text: those of a model that copies, but for generated sequences."""
+    task = cell.spec.get("task") or {}
+    return task.get("kind") == "copying" and (task.get("dataset") or {}).get("kind") != "copy"
 
 
 def _grid(folder: Path) -> dict[str, Any]:

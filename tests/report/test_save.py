@@ -37,6 +37,20 @@ def test_everything_but_checkpoints_locks_and_references(sweep, tmp_path: Path):
     assert render(target, "md") == render(folder, "md")
 
 
+@pytest.mark.parametrize(("task", "kept"), [
+    ("{kind: copying, dataset: {kind: lm1b}}", False), ("{kind: copying, dataset: {kind: copy}}", True),
+    ("{kind: translation, dataset: {kind: lm1b}}", True),
+])  # fmt: skip
+def test_outputs_that_are_a_corpus_again_are_left_out(run_folder, tmp_path: Path, task: str, kept: bool):
+    run = run_folder("copies")
+    cell = run.add("a", 1, 34.0, lines=["the text itself"], references=["the text itself"])
+    (cell / "spec.yaml").write_text(f"task: {task}\n")
+    found = files(save(run.grid(), tmp_path / "results"))
+    assert ("cells/a-s1/hyps/test.txt" in found) == kept
+    assert "cells/a-s1/result.json" in found
+    assert (cell / "hyps" / "test.txt").exists()
+
+
 def test_saving_again_changes_nothing(sweep, tmp_path: Path):
     folder = sweep.grid()
     target = save(folder, tmp_path / "results")
