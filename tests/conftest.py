@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 from typer.testing import CliRunner
+
+settings.register_profile("suite", deadline=None, max_examples=60)
+settings.register_profile("thorough", deadline=None, max_examples=2000)  # pytest --hypothesis-profile=thorough
+settings.load_profile("suite")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -12,6 +12,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from torch import Tensor, nn
 
+from attnbench.attention.biases.base import biases
+from attnbench.attention.coverage.base import coverages
 from attnbench.attention.modules.base import modules
 from attnbench.attention.patterns.base import patterns
 from attnbench.attention.scores.base import scores as score_family
@@ -95,8 +97,8 @@ class StrictTransform(nn.Module):
 
 
 def mechanisms() -> list[Mechanism]:
-    """Every registered transform, pattern, score and module, in this order, each family by name."""
-    families: list[Registry[Any]] = [transforms, patterns, score_family, modules]
+    """Every registered transform, pattern, score, bias, coverage and module, in this order, each family by name."""
+    families: list[Registry[Any]] = [transforms, patterns, score_family, biases, coverages, modules]
     return [_describe(family, name) for family in families for name in family.kinds()]
 
 

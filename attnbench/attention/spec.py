@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Literal, Self, get_args
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from attnbench.attention.biases.base import BiasField
+from attnbench.attention.coverage.base import CoverageField
 from attnbench.attention.modules.base import Attention, ModuleField, Site, Stage, modules
 from attnbench.attention.modules.multihead import MultiHeadSpec
 from attnbench.attention.modules.single_head import SingleHeadSpec
@@ -41,12 +43,16 @@ def spend(part: PatternSpec | TransformSpec, budget: int, role: Role) -> Pattern
 
 
 class SiteSpec(Spec):
-    """One attention site: the five stages of the pipeline."""
+    """One attention site: the stages of the pipeline."""
 
     module: ModuleField = Field(default_factory=MultiHeadSpec)
     """What the layer calls."""
     score: ScoreField = Field(default_factory=ScaledDotSpec)
     """How alike query and key are."""
+    coverage: CoverageField | None = None
+    """What tells the score how much each key has received."""
+    bias: BiasField | None = None
+    """What is added to the score."""
     pattern: PatternField = Field(default_factory=FullSpec)
     """Who may look at whom before seeing data."""
     transform: TransformField = Field(default_factory=SoftmaxSpec)
@@ -83,20 +89,34 @@ class SiteSpec(Spec):
                 )
         site = self.replace(**parts, budget=None)
         site.transform.require()
-        for name in ("module", "pattern", "transform"):
+        for name in ("module", "bias", "pattern", "transform"):
             part = getattr(site, name)
-            if role not in part.roles:
+            if part is not None and role not in part.roles:
                 raise ValueError(
                     f"{name} '{part.kind}' cannot stand at {role} (it can at: {', '.join(sorted(part.roles))})"
                 )
-        for name in sorted({"score", "pattern", "transform"} - site.module.stages):
+        for name in sorted(set(get_args(Stage)) - site.module.stages):
             part = getattr(site, name)
             if part != type(site).model_fields[name].get_default(call_default_factory=True):
                 raise ValueError(f"the module '{site.module.kind}' has no {name}; drop `{name}: {part.kind}`")
         return site
 
     def _stages(self) -> Site:
-        return Site(self.score, self.pattern, self.transform, self.sparsify)
+        return Site(self.score, self.pattern, self.transform, self.sparsify, self.bias, self.coverage)
+
+    @property
+    def spends(self) -> bool:
+        """Whether it must know what each key may still receive."""
+        return self._stages().spends
+
+    @property
+    def looks_back(self) -> str | None:
+        """The stage that depends on what was attended before, so that a decoder must run step by step; None: none."""
+        stages: dict[str, Any] = {"transform": self.transform, "bias": self.bias}
+        for name, part in stages.items():
+            if part is not None and part.needs_upper:
+                return f"the {name} '{part.kind}'"
+        return None if self.coverage is None else f"the coverage '{self.coverage.kind}'"
 
     def check(self, query_width: int, key_width: int) -> None:
         """Raise ValueError where this cannot stand between queries and keys of these widths."""

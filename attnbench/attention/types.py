@@ -33,6 +33,8 @@ class Dims(NamedTuple):
     query_width: int = 1
     key_width: int = 1
     longest_source: int | None = None
+    feature_width: int = 0
+    """Width of what a coverage tells the score of each key; 0: there is none."""
 
 
 class AttentionOutput(NamedTuple):
@@ -46,8 +48,10 @@ class AttentionOutput(NamedTuple):
 class History(NamedTuple):
     """What each source position has received so far; part of a decoder's state, so that beams carry their own."""
 
-    spent: Float[Tensor, "B #H K"]
-    feature: Tensor | None = None
+    spent: Float[Tensor, "R H K"]
+    """The weights of all steps so far, one row a hypothesis; their gradient is kept."""
+    feature: Float[Tensor, "R K d"] | None = None
+    """What the coverage makes of them."""
 
 
 class Memory(NamedTuple):
@@ -56,7 +60,8 @@ class Memory(NamedTuple):
     keys: as the score wants them; None where queries choose among the values without keys. values: what is mixed.
     valid: which of them exist; None when all do. filled: how many hold something, in a cache that fills from the left;
     None when all do. written: what each source state gave to each value, where that is another thing than a key and
-    maps were asked for.
+    maps were asked for. fertility: how much each may receive in all (history.endow), where that is bounded.
+    coverage: what the coverage keeps of the keys.
     """
 
     keys: Float[Tensor, "B H K E"] | None
@@ -64,3 +69,5 @@ class Memory(NamedTuple):
     valid: Bool[Tensor, "B K"] | None = None
     filled: int | None = None
     written: Float[Tensor, "B S K"] | None = None
+    fertility: Float[Tensor, "B K"] | None = None
+    coverage: Float[Tensor, "B K G"] | None = None

@@ -6,7 +6,7 @@ from attnbench.attention.spec import Sites
 
 
 def require_parallel(attention: Sites, model: str) -> None:
-    """Raise ValueError for a decoder without attention, and for a transform that looks back at earlier steps.
+    """Raise ValueError for a decoder without attention, and for a stage that looks back at earlier steps.
 
     model: how messages name it ("the Transformer").
     """
@@ -17,9 +17,9 @@ def require_parallel(attention: Sites, model: str) -> None:
             "take another module, or a recurrent model"
         )
     for role in attention.roles:
-        transform = attention.site(role).transform
-        if transform.needs_upper:
+        stage = attention.site(role).looks_back
+        if stage is not None:
             raise ValueError(
-                f"attention.{role}: the transform '{transform.kind}' depends on what was attended before; the "
+                f"attention.{role}: {stage} depends on what was attended before; the "
                 f"{model} sees all positions at once, so take a model that decodes step by step in training too"
             )

@@ -23,10 +23,15 @@ Maps = dict[Role, list[Float[Tensor, "B H Q K"]]]
 
 @dataclass(frozen=True)
 class Source:
-    """A batch of sources, padded on the right."""
+    """A batch of sources, padded on the right.
+
+    fertility: how much attention each position may receive in all, where it is known from elsewhere; that of the last
+    valid position, the sink, is not looked at.
+    """
 
     data: Int[Tensor, "B S"]
     valid: Bool[Tensor, "B S"]
+    fertility: Float[Tensor, "B S"] | None = None
 
 
 class Decoded(NamedTuple):

@@ -19,10 +19,12 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from attnbench.attention.history import endow
 from attnbench.attention.spec import CrossSpec
 from attnbench.attention.types import Dims, History, Memory, Positions
 from attnbench.core.dropout import Dropout
 from attnbench.models.base import Decoded, ModelSpec, Seq2SeqModel, Sizes, Source
+from attnbench.models.fertility import FertilityField
 
 Cells = tuple[Float[Tensor, "R L W"], ...]
 """What the layers carry from step to step: (h,) of a GRU, (h, c) of an LSTM."""
@@ -54,6 +56,9 @@ class RecurrentSpec(ModelSpec):
     """On attention weights."""
     attention: CrossSpec = Field(default_factory=CrossSpec)
     """What stands between decoder and source."""
+    fertility: FertilityField | None = None
+    """How much attention a source word may receive in all; the last token of the source, EOS, is the sink, which has no
+    end. For transforms and biases that spend it."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -79,6 +84,16 @@ class RecurrentSpec(ModelSpec):
                 "drop query and input_feeding"
             )
         self.attention.cross.check(self.width, self.encoder_width)
+        if self.attention.cross.spends and self.fertility is None:
+            raise ValueError(
+                f"{self.attention.cross.looks_back} of attention.cross bounds what each source word receives; say how "
+                "much that may be, as in `fertility: {kind: constant, value: 3}`"
+            )
+        if self.fertility is not None and not self.attention.cross.spends:
+            raise ValueError(
+                f"nothing spends the fertility '{self.fertility.kind}'; drop it, or take a transform that does, like "
+                "`attention: {cross: {transform: csparsemax}}`"
+            )
         return self
 
     @property
@@ -167,12 +182,17 @@ class Recurrent(Seq2SeqModel):
         read = spec.width + context + spec.embedding_width if spec.readout == "concat" else spec.width
         self.output = nn.Linear(read, sizes.target_vocab)
         self.spec = spec
-        self.at_once = spec.query == "current" and spec.input_feeding == "none" and not site.transform.needs_upper
+        self.fertility = None if spec.fertility is None else spec.fertility.build(sizes)
+        self.at_once = spec.query == "current" and spec.input_feeding == "none" and not self.attention.keeps_history
         """Whether no step depends on what was attended before, so that all steps of a target can be taken together."""
 
     def encode(self, source: Source, *, need_weights: bool = False) -> RecurrentMemory:
         states, initial = self.encoder(source)
-        return RecurrentMemory(initial, self.attention.memorize(states, source.valid, need_weights=need_weights))
+        cross = self.attention.memorize(states, source.valid, need_weights=need_weights)
+        if self.fertility is not None:
+            fertility = self.fertility(source) if source.fertility is None else source.fertility
+            cross = cross._replace(fertility=endow(fertility, source.valid))
+        return RecurrentMemory(initial, cross)
 
     def decode(self, memory: RecurrentMemory, target_in: Int[Tensor, "B T"], *, need_weights: bool = False) -> Decoded:
         embedded = self.dropout(self.table(target_in))

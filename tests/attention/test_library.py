@@ -53,20 +53,21 @@ def test_strict_raises_on_what_would_become_nan(name, content):
     params = {"k": 2} if name == "topk" else {}
     strict, lenient = build_transform(name, strict=True, **params), build_transform(name, **params)
     scores = torch.randn(2, 1, 3, 5)
+    upper = torch.ones(5) if transforms.get(name).needs_upper else None
     valid = torch.ones(3, 5, dtype=torch.bool)
     valid[1, 2] = False
     valid[2] = False
     scores[1, 0, 1, 2] = scores[0, 0, 2, 0] = content
     scores[0, 0, 0, 0] = -float("inf")
-    assert torch.equal(strict(scores, valid=valid), lenient(scores, valid=valid))
+    assert torch.equal(strict(scores, valid=valid, upper=upper), lenient(scores, valid=valid, upper=upper))
     scores[1, 0, 0, 3] = content
     with pytest.raises(
         ValueError, match=r"1 valid scores are NaN or \+inf, the first (nan|inf) at index \(1, 0, 0, 3\)"
     ):
-        strict(scores, valid=valid)
-    assert lenient(scores, valid=valid)[1, 0, 0].isnan().all()
+        strict(scores, valid=valid, upper=upper)
+    assert lenient(scores, valid=valid, upper=upper)[1, 0, 0].isnan().all()
     with pytest.raises(ValueError, match="3 valid scores"):
-        strict(scores)
+        strict(scores, upper=upper)
 
 
 def test_every_mechanism_is_listed_with_its_parameters_and_paper():

@@ -42,6 +42,16 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     ],
 }  # fmt: skip
 """Every shape that computes something else, for each model."""
+LOOKING_BACK: list[Any] = [
+    {"bias": "exhaustion"},
+    {"transform": "csparsemax", "bias": {"kind": "exhaustion", "c": 0.7}},
+    {"transform": "csoftmax", "coverage": "simple"},
+    {"transform": "csoftmax", "module": "multihead"},
+    {"coverage": "simple", "score": "bilinear"},
+    {"coverage": "linguistic"},
+    {"coverage": {"kind": "neural", "units": 3}},
+]
+"""What a decoder that runs step by step can do besides."""
 EXTRA: list[Any] = [
     {"transform": {"kind": "entmax", "alpha": "learned"}},
     {"transform": {"kind": "topk", "ratio": 0.5}},
@@ -79,13 +89,21 @@ def sites(model: str) -> list[dict[str, Any]]:
         if cls.roles >= roles(model) and (models.get(model).sequential or not cls.needs_upper):
             filled = cls.from_budget(2, "cross")
             found.append({"transform": kind if filled is None else filled.dump()})
+    if models.get(model).sequential:
+        found += LOOKING_BACK
     return found + EXTRA
 
 
 def name(site: dict[str, Any]) -> str:
-    transform = site["transform"]
-    shown = transform if isinstance(transform, str) else "-".join(f"{v}" for v in transform.values() if v is not None)
-    return shown + ("-" + site["sparsify"] if "sparsify" in site else "")
+    parts = [[part] if isinstance(part, str) else part.values() for part in site.values()]
+    return "-".join(str(value) for part in parts for value in part if value is not None)
+
+
+def with_fertility(raw: dict[str, Any]) -> dict[str, Any]:
+    """Little of it, where the attention spends any: bounds that bind."""
+    site = {**raw["attention"].get("default", {}), **raw["attention"].get("cross", {})}
+    spends = site.get("bias") or site.get("transform") in ("csoftmax", "csparsemax")
+    return {**raw, "fertility": {"kind": "constant", "value": 0.7}} if spends else raw
 
 
 PLAIN, BOUNDED = [
@@ -102,7 +120,9 @@ WITH_MEMORY = [
 ]  # fmt: skip
 CASES = [
     *(
-        pytest.param({"kind": kind, **SMALL[kind][0], "attention": {"default": site}}, id=f"{kind}0-{name(site)}")
+        pytest.param(
+            with_fertility({"kind": kind, **SMALL[kind][0], "attention": {"default": site}}), id=f"{kind}0-{name(site)}"
+        )
         for kind in models.kinds()
         for site in sites(kind)
     ),

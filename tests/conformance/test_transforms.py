@@ -68,7 +68,7 @@ class Apply:
                     parameter += torch.linspace(-1, 1, parameter.numel(), dtype=dtype).view(parameter.shape)
 
     def __call__(self, scores: Tensor, valid: Tensor | None = None) -> Tensor:
-        upper = torch.ones_like(scores) if self.needs_upper else None
+        upper = torch.full_like(scores, 2) if self.needs_upper else None
         return self.transform(scores, valid=valid, upper=upper)
 
     def pull(self, scores: Tensor, valid: Tensor | None = None, grad: Tensor | None = None) -> tuple[Tensor, Tensor]:

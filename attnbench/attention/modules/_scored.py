@@ -6,11 +6,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from attnbench.attention.history import left, unfold
 from attnbench.attention.modules.base import Site
 from attnbench.attention.patterns.base import dense
 from attnbench.attention.transforms.softmax import softmax
-from attnbench.attention.types import Dims, Memory, Positions, Role
+from attnbench.attention.types import Dims, History, Memory, Positions, Role
 from attnbench.core.dropout import Dropout
+from attnbench.core.tree import expand_batch
 
 
 class Scored(nn.Module):
@@ -18,10 +20,16 @@ class Scored(nn.Module):
 
     def __init__(self, site: Site, role: Role, dims: Dims, dropout: float) -> None:
         super().__init__()
-        self.score = site.score.build(dims)
+        self.coverage = None if site.coverage is None else site.coverage.build(dims)
+        self.score = site.score.build(
+            dims if self.coverage is None else dims._replace(feature_width=self.coverage.width)
+        )
+        self.bias = None if site.bias is None else site.bias.build(dims)
         self.transform = site.transform.build(dims)
         self.rule = site.pattern.mask_mod(role, dims.layer)
         self.heads = dims.heads
+        self.spends, self.bounded = site.spends, site.transform.needs_upper
+        self.keeps_history = self.spends or self.coverage is not None
         self.dense_in_eval = site.sparsify == "train"
         self.dropout = Dropout(dropout)
 
@@ -33,20 +41,66 @@ class Scored(nn.Module):
         return allowed
 
     def mix(
-        self, queries: Float[Tensor, "B H Q E"], memory: Memory, positions: Positions
-    ) -> tuple[Float[Tensor, "B H Q E2"], Float[Tensor, "B H Q K"]]:
-        """Context of each query, and its weights before dropout."""
+        self,
+        queries: Float[Tensor, "B H Q E"],
+        memory: Memory,
+        positions: Positions,
+        history: History | None = None,
+    ) -> tuple[Float[Tensor, "B H Q E2"], Float[Tensor, "B H Q K"], History | None]:
+        """Context of each query, its weights before dropout, and the history with them, where one is kept."""
         keys, values = memory.keys, memory.values
         assert keys is not None  # the modules that score make Memories with keys
         if memory.filled is not None:
             keys, values = keys[:, :, : memory.filled], values[:, :, : memory.filled]
         if min(queries.dtype.itemsize, keys.dtype.itemsize) < 4:  # ties of low precision would let top-k keep too many
             queries, keys = queries.float(), keys.float()
+        if self.keeps_history and history is None:
+            history = self._begin(queries, keys)
         with torch.autocast(queries.device.type, enabled=False):
-            scores = self.score(queries, keys)
-        transform = softmax if self.dense_in_eval and not self.training else self.transform
-        weights = transform(scores, valid=self._allowed(memory, positions))
-        return self.dropout(weights).to(values.dtype) @ values, weights
+            if history is None or history.feature is None:
+                scores = self.score(queries, keys)
+            else:
+                scores = self.score(
+                    queries, keys, history.feature.view(queries.shape[0], queries.shape[2], *history.feature.shape[1:])
+                )
+        upper = None
+        if history is not None and self.spends:
+            if memory.fertility is None:
+                raise ValueError("the attention is bounded by fertilities, and the Memory holds none")
+            upper = left(memory.fertility, history.spent)
+        if self.bias is not None:
+            scores = scores + self.bias(positions, upper)
+        allowed = self._allowed(memory, positions)
+        if self.dense_in_eval and not self.training:
+            weights = softmax(scores, valid=allowed)
+        elif self.bounded:
+            weights = self.transform(scores, valid=allowed, upper=upper)
+        else:
+            weights = self.transform(scores, valid=allowed)
+        if history is not None:
+            history = self._extend(history, weights, queries, memory)
+        return self.dropout(weights).to(values.dtype) @ values, weights, history
+
+    def _begin(self, queries: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) -> History:
+        """Nothing received yet."""
+        rows, length = queries.shape[0] * queries.shape[2], keys.shape[2]
+        spent = queries.new_zeros(rows, self.heads, length)
+        feature = None if self.coverage is None else queries.new_zeros(rows, length, self.coverage.width)
+        return History(spent, feature)
+
+    def _extend(
+        self, history: History, weights: Float[Tensor, "B H Q K"], queries: Float[Tensor, "B H Q E"], memory: Memory
+    ) -> History:
+        received, feature = unfold(weights), None
+        if self.coverage is not None and history.feature is not None:
+            asked = unfold(queries).flatten(1)  # one head: modules with more take no coverage
+            kept = None if memory.coverage is None else expand_batch(memory.coverage, queries.shape[2])
+            with torch.autocast(queries.device.type, enabled=False):
+                feature = self.coverage(history.feature, received[:, 0], asked, kept)
+            if memory.valid is not None:  # padding stays at 0
+                valid = expand_batch(memory.valid, queries.shape[2])
+                feature = feature.masked_fill(~valid.unsqueeze(-1), 0.0)
+        return History(history.spent + received, feature)
 
 
 def blank(states: Float[Tensor, "B K D"], valid: Bool[Tensor, "B K"] | None) -> Float[Tensor, "B K D"]:

@@ -8,6 +8,8 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, get_args
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from attnbench.attention.biases.base import BiasSpec
+from attnbench.attention.coverage.base import CoverageSpec
 from attnbench.attention.patterns.base import PatternSpec
 from attnbench.attention.scores.base import ScoreSpec
 from attnbench.attention.transforms.base import TransformSpec
@@ -21,6 +23,9 @@ class Attention(nn.Module, ABC):
 
     context_width: int
     """Width of the contexts."""
+    keeps_history: bool = False
+    """True: what a query receives depends on what was attended before. Then queries come a step at a time, those of one
+    call being hypotheses that stand side by side, and the History that comes back goes into the next step."""
 
     @abstractmethod
     def memorize(
@@ -31,7 +36,9 @@ class Attention(nn.Module, ABC):
         *,
         need_weights: bool = False,
     ) -> Memory:
-        """All that depends on the keys alone, computed once. values: None takes the keys for values too.
+        """All that depends on the keys alone, computed once; the caller adds fertilities, where the site spends any.
+
+        values: None takes the keys for values too.
 
         need_weights: keep what forward() needs to tell weights over the keys, where that is more than the Memory.
         """
@@ -64,7 +71,7 @@ class SelfAttention(Attention):
         """The cache with Q more positions. Written in place: the Memory passed in is spent."""
 
 
-Stage = Literal["score", "pattern", "transform"]
+Stage = Literal["score", "coverage", "bias", "pattern", "transform"]
 
 
 class Site(NamedTuple):
@@ -74,6 +81,13 @@ class Site(NamedTuple):
     pattern: PatternSpec
     transform: TransformSpec
     sparsify: Literal["train", "both"] = "both"
+    bias: BiasSpec | None = None
+    coverage: CoverageSpec | None = None
+
+    @property
+    def spends(self) -> bool:
+        """Whether it must know what each key may still receive."""
+        return self.transform.needs_upper or (self.bias is not None and self.bias.needs_upper)
 
 
 class ModuleSpec(Spec):

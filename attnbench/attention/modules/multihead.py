@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from attnbench.attention.modules._scored import Scored, blank
-from attnbench.attention.modules.base import ModuleSpec, SelfAttention, Site, modules
+from attnbench.attention.modules.base import ModuleSpec, SelfAttention, Site, Stage, modules
 from attnbench.attention.types import ROLES, AttentionOutput, Dims, History, Memory, Positions, Role
 
 
@@ -75,7 +75,7 @@ class MultiHead(Scored, SelfAttention):
         history: History | None = None,
         need_weights: bool = False,
     ) -> AttentionOutput:
-        mixed, weights = self.mix(self._split(self.project_query(query)), memory, positions)
+        mixed, weights, history = self.mix(self._split(self.project_query(query)), memory, positions, history)
         context = self.project_context(mixed.transpose(1, 2).flatten(2))
         return AttentionOutput(context, weights if need_weights else None, history)
 
@@ -86,6 +86,7 @@ class MultiHeadSpec(ModuleSpec):
 
     kind: Literal["multihead"] = "multihead"
     roles: ClassVar[frozenset[Role]] = frozenset(ROLES)
+    stages: ClassVar[frozenset[Stage]] = frozenset({"score", "bias", "pattern", "transform"})
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2.2"
 
     def build(self, site: Site, role: Role, width: int, dims: Dims, dropout: float) -> MultiHead:

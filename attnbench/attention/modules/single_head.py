@@ -29,7 +29,8 @@ class SingleHead(Scored, Attention):
     ) -> Memory:
         keys = blank(keys, valid)
         values = keys if values is None else blank(values, valid)
-        return Memory(self.score.keys(keys.unsqueeze(1)), values.unsqueeze(1), valid)
+        covered = None if self.coverage is None else self.coverage.memorize(keys)
+        return Memory(self.score.keys(keys.unsqueeze(1)), values.unsqueeze(1), valid, coverage=covered)
 
     def forward(
         self,
@@ -40,7 +41,7 @@ class SingleHead(Scored, Attention):
         history: History | None = None,
         need_weights: bool = False,
     ) -> AttentionOutput:
-        context, weights = self.mix(query.unsqueeze(1), memory, positions)
+        context, weights, history = self.mix(query.unsqueeze(1), memory, positions, history)
         return AttentionOutput(context.squeeze(1), weights if need_weights else None, history)
 
 
@@ -54,6 +55,10 @@ class SingleHeadSpec(ModuleSpec):
 
     def check(self, site: Site, query_width: int, key_width: int) -> None:
         site.score.check(query_width, key_width)
+        if site.coverage is not None and not site.score.takes_feature:
+            raise ValueError(
+                f"the score '{site.score.kind}' has no place for a coverage; take the score 'additive' or 'bilinear'"
+            )
 
     def build(self, site: Site, role: Role, width: int, dims: Dims, dropout: float) -> SingleHead:
         return SingleHead(site, role, dims, dropout)

@@ -18,7 +18,10 @@ BLOCK = 1 << 26
 
 
 class Additive(Score):
-    """`s_ij = v . tanh(W_q q_i + W_k k_j + b)`, one network a head. `W_k k_j + b` is computed once."""
+    """`s_ij = v . tanh(W_q q_i + W_k k_j + b)`, one network a head. `W_k k_j + b` is computed once.
+
+    With a coverage C: `s_ij = v . tanh(W_q q_i + W_k k_j + V C_j + b)` (Tu et al. 2016).
+    """
 
     def __init__(self, dims: Dims, units: int) -> None:
         super().__init__(dims)
@@ -30,14 +33,26 @@ class Additive(Score):
         for matrix in (*self.query_weight, *self.key_weight):
             nn.init.xavier_uniform_(matrix)
         nn.init.uniform_(self.vector, -(units**-0.5), units**-0.5)
+        if dims.feature_width:
+            self.feature_weight = nn.Parameter(torch.empty(dims.heads, dims.feature_width, units))
+            for matrix in self.feature_weight:
+                nn.init.xavier_uniform_(matrix)
 
     def keys(self, states: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H K A"]:
         return project(states, self.key_weight) + self.bias
 
-    def forward(self, query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K A"]) -> Float[Tensor, "B H Q K"]:
+    def forward(
+        self,
+        query: Float[Tensor, "B H Q E"],
+        keys: Float[Tensor, "B H K A"],
+        feature: Float[Tensor, "B Q K d"] | None = None,
+    ) -> Float[Tensor, "B H Q K"]:
         """The tanh units are B*H*Q*K*A: past BLOCK of them queries go in blocks, whose units backward makes again."""
         weight, vector = self.query_weight.to(query.dtype), self.vector.to(query.dtype)  # queries may come widened
         queries = project(query, weight)
+        if feature is not None:  # each query has features of its own, and there are few: the hypotheses of one step
+            features = torch.einsum("bqkd,hda->bhqka", feature.to(query.dtype), self.feature_weight.to(query.dtype))
+            return _units(queries, keys, vector, features)
         most = max(1, BLOCK // max(1, keys.numel()))
         if queries.shape[2] <= most:
             return _units(queries, keys, vector)
@@ -45,8 +60,14 @@ class Additive(Score):
         return torch.cat([checkpoint(_units, block, keys, vector, use_reentrant=False) for block in blocks], dim=2)
 
 
-def _units(queries: Float[Tensor, "B H Q A"], keys: Float[Tensor, "B H K A"], vector: Float[Tensor, "H A"]) -> Tensor:
-    hidden = (queries.unsqueeze(-2) + keys.unsqueeze(-3)).tanh_()
+def _units(
+    queries: Float[Tensor, "B H Q A"],
+    keys: Float[Tensor, "B H K A"],
+    vector: Float[Tensor, "H A"],
+    features: Float[Tensor, "B H Q K A"] | None = None,
+) -> Float[Tensor, "B H Q K"]:
+    hidden = queries.unsqueeze(-2) + keys.unsqueeze(-3)
+    hidden = (hidden if features is None else hidden + features).tanh_()
     return torch.einsum("bhqka,ha->bhqk", hidden, vector)
 
 
@@ -55,6 +76,7 @@ class AdditiveSpec(ScoreSpec):
     """A layer of tanh units over query and key, then a weight vector."""
 
     kind: Literal["additive"] = "additive"
+    takes_feature: ClassVar[bool] = True
     paper: ClassVar[str] = "Bahdanau et al. 2015, appendix A.1.2"
 
     units: int | None = Field(default=None, ge=1)

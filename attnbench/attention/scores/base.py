@@ -27,8 +27,13 @@ class Score(nn.Module, ABC):
         return states
 
     @abstractmethod
-    def forward(self, query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E2"]) -> Float[Tensor, "B H Q K"]:
-        """keys: from `keys`."""
+    def forward(
+        self,
+        query: Float[Tensor, "B H Q E"],
+        keys: Float[Tensor, "B H K E2"],
+        feature: Float[Tensor, "B Q K d"] | None = None,
+    ) -> Float[Tensor, "B H Q K"]:
+        """keys: from `keys`. feature: what a coverage tells of each key; None for a score built without."""
 
 
 def project(states: Float[Tensor, "B H N E"], weight: Float[Tensor, "H E A"]) -> Float[Tensor, "B H N A"]:
@@ -40,6 +45,8 @@ class ScoreSpec(Spec):
     """The fields of one score in YAML, and how to build it."""
 
     kind: str
+    takes_feature: ClassVar[bool] = False
+    """Whether a coverage can tell it something of the keys."""
     paper: ClassVar[str] = ""
 
     def check(self, query_width: int, key_width: int) -> None:

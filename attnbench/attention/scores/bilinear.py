@@ -14,7 +14,10 @@ from attnbench.attention.types import Dims
 
 
 class Bilinear(Score):
-    """`s_ij = q_i . (W k_j)`, W `[query width, key width]`, one a head. The product with the keys is taken once."""
+    """`s_ij = q_i . (W k_j)`, W `[query width, key width]`, one a head. The product with the keys is taken once.
+
+    With a coverage C: `s_ij = (q_i + sum_d w_d C_jd) . (W k_j)`.
+    """
 
     def __init__(self, dims: Dims) -> None:
         super().__init__(dims)
@@ -22,12 +25,25 @@ class Bilinear(Score):
         self.weight = nn.Parameter(torch.empty(dims.heads, dims.key_width, dims.query_width))
         for matrix in self.weight:
             nn.init.xavier_uniform_(matrix)
+        if dims.feature_width:
+            self.feature_weight = nn.Parameter(torch.empty(dims.heads, dims.feature_width, dims.query_width))
+            for matrix in self.feature_weight:
+                nn.init.xavier_uniform_(matrix)
 
     def keys(self, states: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H K E2"]:
         return project(states, self.weight)
 
-    def forward(self, query: Float[Tensor, "B H Q E2"], keys: Float[Tensor, "B H K E2"]) -> Float[Tensor, "B H Q K"]:
-        return dot(query, keys)
+    def forward(
+        self,
+        query: Float[Tensor, "B H Q E2"],
+        keys: Float[Tensor, "B H K E2"],
+        feature: Float[Tensor, "B Q K d"] | None = None,
+    ) -> Float[Tensor, "B H Q K"]:
+        scores = dot(query, keys)
+        if feature is None:
+            return scores
+        of_keys = torch.einsum("bhke,hde->bhkd", keys, self.feature_weight.to(keys.dtype))
+        return scores + torch.einsum("bhkd,bqkd->bhqk", of_keys, feature.to(keys.dtype))
 
 
 @scores.register
@@ -35,6 +51,7 @@ class BilinearSpec(ScoreSpec):
     """Dot product of the query with linearly mapped keys."""
 
     kind: Literal["bilinear"] = "bilinear"
+    takes_feature: ClassVar[bool] = True
     paper: ClassVar[str] = "Luong et al. 2015, eq. 8 (general)"
 
     def build(self, dims: Dims) -> Score:

@@ -24,14 +24,18 @@ def scaled_dot(query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) 
 class Dot(Score):
     """See `dot`."""
 
-    def forward(self, query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H Q K"]:
+    def forward(
+        self, query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"], feature: Tensor | None = None
+    ) -> Float[Tensor, "B H Q K"]:
         return dot(query, keys)
 
 
 class ScaledDot(Score):
     """See `scaled_dot`."""
 
-    def forward(self, query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H Q K"]:
+    def forward(
+        self, query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"], feature: Tensor | None = None
+    ) -> Float[Tensor, "B H Q K"]:
         return scaled_dot(query, keys)
 
 

@@ -1,0 +1,106 @@
+"""Constrained softmax: the distribution under the bounds that is nearest to softmax, `p_i = min(e^(z_i) / Z, u_i)`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from attnbench.attention.transforms._bounded import Bounded, OnInfeasible, bounded
+from attnbench.attention.transforms.base import ScoreTransform, TransformSpec, refuse, transforms
+from attnbench.attention.types import Dims, Role
+
+ROUNDS = 12
+"""Newton's rounds; a row that still moves then is solved by order."""
+
+
+def csoftmax(
+    scores: Float[Tensor, "... K"],
+    *,
+    valid: Bool[Tensor, "..."] | None = None,
+    keep: Bool[Tensor, "..."] | None = None,
+    upper: Float[Tensor, "..."] | None = None,
+    on_infeasible: OnInfeasible = "raise",
+) -> Float[Tensor, "... K"]:
+    """`argmin KL(p || softmax(z))` over each row's distributions with every weight at most its bound `upper`.
+
+    Source: Martins & Kreutzer 2017. Raises ValueError for `keep`, and for bounds as `bounded` says.
+    """
+    refuse("csoftmax", keep=keep)
+    return bounded("csoftmax", scores, valid, upper, CSOFTMAX, on_infeasible)
+
+
+def newton(scores: Float[Tensor, "N K"], upper: Float[Tensor, "N K"]) -> tuple[Float[Tensor, "N K"], Int[Tensor, "R"]]:
+    """Newton's method on `sum min(c e^z, u) = 1`; and the rows that it leaves undone.
+
+    The sum is concave in c: from softmax's c, which is too small, the method climbs and never oversteps. Undone are the
+    rows that still move after ROUNDS, and those whose free keys lie so far below the largest score that e^z is lost.
+    """
+    limits = torch.finfo(scores.dtype)
+    powers = (scores - scores.amax(-1, keepdim=True)).exp_()
+    scale = 1 / powers.sum(-1, keepdim=True)
+    weights = torch.empty_like(scores)
+    rows = torch.arange(len(scores), device=scores.device)
+    for _ in range(ROUNDS):
+        part = powers * scale
+        torch.minimum(part, upper, out=part)
+        weights.index_copy_(0, rows, part)
+        rest = 1 - part.sum(-1, keepdim=True)
+        going = (rest.abs() > 16 * limits.eps).squeeze(1).nonzero().squeeze(1)
+        if len(going) < len(rows):
+            left = (rows, powers, upper, part, rest, scale)
+            rows, powers, upper, part, rest, scale = (each.index_select(0, going) for each in left)
+        if not len(rows):
+            break
+        free = (upper - part).sign_().mul_(powers).sum(-1, keepdim=True)
+        scale = scale + rest / free.clamp_min(limits.tiny / limits.eps)
+    return weights, rows
+
+
+def exact(scores: Float[Tensor, "N K"], upper: Float[Tensor, "N K"]) -> Float[Tensor, "N K"]:
+    """The same by order, in the log domain: the keys at their bound are those of largest z - log u.
+
+    In that order, with s the bounds passed and L the log-sum-exp of the scores from here on, a key is at its bound
+    while `log(1 - s) + z - L > log u`; the rest share 1 - s in the ratio of e^z.
+    """
+    narrow = scores.dtype
+    if scores.device.type != "mps":  # which has no float64; a sum of large scores would lose its small digits
+        scores, upper = scores.double(), upper.double()
+    log_upper = upper.log()
+    order = (scores - log_upper).masked_fill_(upper == 0, -torch.inf).argsort(-1, descending=True)
+    z, bound, log_bound = (each.gather(-1, order) for each in (scores, upper, log_upper))
+    left = (1 - (bound.cumsum(-1) - bound)).clamp_min_(0.0)
+    onward = z.flip(-1).logcumsumexp(-1).flip(-1)
+    share = left.log() + (z - onward)  # -inf - -inf at the dead keys, which come last: never above
+    full = (share > log_bound).cumprod(-1).bool()
+    begin = full.sum(-1, keepdim=True).clamp_max(z.shape[-1] - 1)
+    rest = left.gather(-1, begin) * (z - onward.gather(-1, begin)).exp_()
+    weights = torch.where(full, bound, torch.minimum(rest, bound))
+    return torch.empty_like(weights).scatter_(-1, order, weights).to(narrow)
+
+
+def slope(weights: Float[Tensor, "... K"], free: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:
+    """q = p at free keys."""
+    return weights * free
+
+
+CSOFTMAX = Bounded(newton, exact, slope)
+
+
+@transforms.register
+class CsoftmaxSpec(TransformSpec):
+    """Softmax with a bound on each weight: what a source word may still receive."""
+
+    kind: Literal["csoftmax"] = "csoftmax"
+    roles: ClassVar[frozenset[Role]] = frozenset({"cross"})
+    needs_upper: ClassVar[bool] = True
+    paper: ClassVar[str] = "Martins & Kreutzer 2017"
+
+    on_infeasible: OnInfeasible = "raise"
+    """A row whose bounds sum to less than 1: an error, or the bounds themselves as weights (`saturate`)."""
+
+    def build(self, dims: Dims) -> ScoreTransform:
+        return partial(csoftmax, on_infeasible=self.on_infeasible)
