@@ -51,6 +51,11 @@ class CellSpec(Spec):
             message = PydanticCustomError("impossible_model", "{message}", {"message": str(error)})
             details = InitErrorDetails(type=message, loc=("model",), input=self.model)
             raise ValidationError.from_exception_data("CellSpec", [details]) from None
+        if getattr(self.search, "coverage", None) is not None and not self.model.attends:
+            raise ValueError(
+                f"search.coverage asks what each source word has received, and this '{self.model.kind}' attends to "
+                "nothing; drop it, or give the model attention"
+            )
         if self.train.select == "bleu" and not self.train.validate_bleu:
             raise ValueError("train.select 'bleu' needs train.validate_bleu: true")
         return self

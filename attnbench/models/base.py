@@ -7,12 +7,15 @@ State is the row, so that search reorders beams with core.tree.select_batch alon
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from attnbench.attention.history import unfold
 from attnbench.attention.types import Role
 from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec
@@ -59,6 +62,11 @@ class ModelSpec(Spec):
     sequential: ClassVar[bool] = False
     """True: the decoder runs step by step in training too, so history-dependent transforms are admitted."""
 
+    @property
+    def attends(self) -> bool:
+        """Whether the decoder can tell weights over the source."""
+        return True
+
     def check(self, sizes: Sizes) -> None:
         """Raise ValueError, where the model cannot be built for such data."""
 
@@ -95,9 +103,28 @@ class Seq2SeqModel(nn.Module, ABC):
         """Scores of the next token; apart from decode(), so that a loss may skip padding."""
 
     @abstractmethod
-    def start(self, memory: Any, capacity: int, beams: int = 1) -> Any:
-        """The State before the first token: B * beams rows, beams of a source adjacent, room for `capacity` tokens."""
+    def start(self, memory: Any, capacity: int, beams: int = 1, *, track: bool = False) -> Any:
+        """The State before the first token: B * beams rows, beams of a source adjacent, room for `capacity` tokens.
+
+        track: sum up the attention over the source, for `received`; the Memory must hold what weights need.
+        """
 
     @abstractmethod
     def step(self, memory: Any, state: Any, token: Int[Tensor, "R"]) -> tuple[Float[Tensor, "R V"], Any]:
         """Logits after one more token a row (R = B * beams), and the next State. The State passed in is spent."""
+
+    def received(self, state: Any) -> Float[Tensor, "R S"]:
+        """The weight that each source position has received in all steps, a mean over layers and heads.
+
+        Of a State that was started with `track`.
+        """
+        return state.received
+
+
+def receive(
+    before: Float[Tensor, "R S"] | None, maps: Sequence[Float[Tensor, "B H Q S"]]
+) -> Float[Tensor, "R S"] | None:
+    """What was received with one more step, whose weights are `maps`, one a layer; None where that is not tracked."""
+    if before is None:
+        return None
+    return before + torch.stack([unfold(weights).mean(1) for weights in maps]).mean(0)

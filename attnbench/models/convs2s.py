@@ -15,7 +15,7 @@ from attnbench.attention.spec import CrossSiteSpec, CrossSpec
 from attnbench.attention.types import AttentionOutput, Dims, Memory, Positions
 from attnbench.core.dropout import Dropout
 from attnbench.models._parallel import require_parallel
-from attnbench.models.base import Decoded, ModelSpec, Seq2SeqModel, Sizes, Source, models
+from attnbench.models.base import Decoded, ModelSpec, Seq2SeqModel, Sizes, Source, models, receive
 from attnbench.models.layers import Stack, TieKind, embedding_tables, require_positions
 
 HALF = 0.5**0.5
@@ -94,11 +94,13 @@ class ConvS2SMemory(NamedTuple):
 
 
 class ConvS2SState(NamedTuple):
-    """length: tokens read so far. inputs: the last kernel - 1 inputs of each decoder layer. beams: rows a source."""
+    """length: tokens read so far. inputs: the last kernel - 1 inputs of each decoder layer. beams: rows a source.
+    received: if it is tracked."""
 
     length: int
     inputs: tuple[Float[Tensor, "R N C"], ...]
     beams: int
+    received: Float[Tensor, "R S"] | None = None
 
 
 class PositionedEmbedding(nn.Module):
@@ -240,26 +242,29 @@ class ConvS2S(Seq2SeqModel):
     def logits(self, hidden: Float[Tensor, "... E"]) -> Float[Tensor, "... V"]:
         return self.output(hidden)
 
-    def start(self, memory: ConvS2SMemory, capacity: int, beams: int = 1) -> ConvS2SState:
+    def start(self, memory: ConvS2SMemory, capacity: int, beams: int = 1, *, track: bool = False) -> ConvS2SState:
         rows = memory.scale.shape[0] * beams
         blank = memory.scale.new_zeros(rows, self.seen, self.expand.out_features)
-        return ConvS2SState(0, (blank,) * len(self.decoder), beams)
+        received = memory.scale.new_zeros(rows, 1) if track else None
+        return ConvS2SState(0, (blank,) * len(self.decoder), beams, received)
 
     def step(
         self, memory: ConvS2SMemory, state: ConvS2SState, token: Int[Tensor, "R"]
     ) -> tuple[Float[Tensor, "R V"], ConvS2SState]:
         embedded = self.target_embedding(token[:, None], state.length)
         positions = torch.full((state.beams,), state.length, device=token.device)
-        states, inputs = self.expand(embedded), []
+        states, inputs, maps = self.expand(embedded), [], []
         for (convolution, attention, cross), before in zip(self._layers(memory), state.inputs, strict=True):
             window = torch.cat([before, states], dim=1)
             inputs.append(window[:, 1:])
             # the beams of a source share its memory as queries side by side
             gated, known = (part.view(-1, state.beams, part.shape[-1]) for part in (convolution(window), embedded))
-            context = attention(gated, known, cross, memory.scale, positions).context
-            states = (context.view_as(states) + states) * HALF
+            output = attention(gated, known, cross, memory.scale, positions, need_weights=state.received is not None)
+            states = (output.context.view_as(states) + states) * HALF
+            maps.append(output.weights)
         hidden = self.dropout(self.contract(states))[:, 0]
-        return self.logits(hidden), ConvS2SState(state.length + 1, tuple(inputs), state.beams)
+        received = receive(state.received, maps)
+        return self.logits(hidden), ConvS2SState(state.length + 1, tuple(inputs), state.beams, received)
 
 
 def _linear(inputs: int, outputs: int, dropout: float = 0.0) -> nn.Linear:

@@ -23,7 +23,7 @@ from attnbench.attention.history import endow
 from attnbench.attention.spec import CrossSpec
 from attnbench.attention.types import Dims, History, Memory, Positions
 from attnbench.core.dropout import Dropout
-from attnbench.models.base import Decoded, ModelSpec, Seq2SeqModel, Sizes, Source
+from attnbench.models.base import Decoded, ModelSpec, Seq2SeqModel, Sizes, Source, receive
 from attnbench.models.fertility import FertilityField
 
 Cells = tuple[Float[Tensor, "R L W"], ...]
@@ -62,7 +62,7 @@ class RecurrentSpec(ModelSpec):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        attends = bool(self.attention.cross.module.stages)
+        attends = self.attends
         if self.query == "previous" and self.input_feeding != "none":
             raise ValueError(
                 f"input_feeding '{self.input_feeding}' belongs to the query 'current'; with 'previous' the context is "
@@ -97,6 +97,10 @@ class RecurrentSpec(ModelSpec):
         return self
 
     @property
+    def attends(self) -> bool:
+        return bool(self.attention.cross.module.stages)
+
+    @property
     def encoder_width(self) -> int:
         """Width of the encoder's states."""
         return self.width * (2 if self.bidirectional else 1)
@@ -120,13 +124,14 @@ class RecurrentMemory(NamedTuple):
 
 
 class RecurrentState(NamedTuple):
-    """length: tokens read so far. fed: what joins the next input. beams: rows a source."""
+    """length: tokens read so far. fed: what joins the next input. beams: rows a source. received: if it is tracked."""
 
     length: int
     cells: Cells
     fed: Float[Tensor, "R F"] | None
     history: History | None
     beams: int
+    received: Float[Tensor, "R S"] | None = None
 
 
 class Encoder(nn.Module):
@@ -217,15 +222,17 @@ class Recurrent(Seq2SeqModel):
     def logits(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
         return self.output(hidden)
 
-    def start(self, memory: RecurrentMemory, capacity: int, beams: int = 1) -> RecurrentState:
-        return self._start(memory, beams)
+    def start(self, memory: RecurrentMemory, capacity: int, beams: int = 1, *, track: bool = False) -> RecurrentState:
+        state = self._start(memory, beams)
+        return state._replace(received=state.cells[0].new_zeros(len(state.cells[0]), 1)) if track else state
 
     def step(
         self, memory: RecurrentMemory, state: RecurrentState, token: Int[Tensor, "R"]
     ) -> tuple[Float[Tensor, "R V"], RecurrentState]:
         embedded = self.dropout(self.table(token[:, None]))
-        hidden, state, _ = self._advance(memory.cross, state, embedded, need_weights=False)
-        return self.logits(hidden[:, 0]), state
+        before = state.received
+        hidden, state, weights = self._advance(memory.cross, state, embedded, need_weights=before is not None)
+        return self.logits(hidden[:, 0]), state._replace(received=receive(before, [] if weights is None else [weights]))
 
     def _start(self, memory: RecurrentMemory, beams: int) -> RecurrentState:
         cells = tuple(torch.repeat_interleave(cell, beams, 0) for cell in memory.initial)

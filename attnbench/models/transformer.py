@@ -14,7 +14,7 @@ from attnbench.attention.modules.base import SelfAttention
 from attnbench.attention.spec import AttentionSpec
 from attnbench.attention.types import ROLES, Dims, Memory, Positions
 from attnbench.models._parallel import require_parallel
-from attnbench.models.base import Decoded, Maps, ModelSpec, Seq2SeqModel, Sizes, Source, models
+from attnbench.models.base import Decoded, Maps, ModelSpec, Seq2SeqModel, Sizes, Source, models, receive
 from attnbench.models.layers import (
     Embedding,
     FeedForward,
@@ -115,11 +115,13 @@ class TransformerMemory(NamedTuple):
 
 
 class TransformerState(NamedTuple):
-    """length: tokens read so far. caches: keys and values of each decoder layer. beams: rows a source."""
+    """length: tokens read so far. caches: keys and values of each decoder layer. beams: rows a source. received: if it
+    is tracked."""
 
     length: int
     caches: tuple[Memory, ...]
     beams: int
+    received: Float[Tensor, "R S"] | None = None
 
 
 class EncoderLayer(nn.Module):
@@ -183,9 +185,18 @@ class DecoderLayer(nn.Module):
         return self.feed_forward_residual(states, self.feed_forward)
 
     def step(
-        self, state: Float[Tensor, "R 1 D"], memory: Memory, cache: Memory, position: int, beams: int
+        self,
+        state: Float[Tensor, "R 1 D"],
+        memory: Memory,
+        cache: Memory,
+        position: int,
+        beams: int,
+        maps: list[Tensor] | None,
     ) -> tuple[Float[Tensor, "R 1 D"], Memory]:
-        """One position of every row; the beams of a source share its memory as queries side by side."""
+        """One position of every row; the beams of a source share its memory as queries side by side.
+
+        maps: where the weights over the source go.
+        """
         at = torch.full((1,), position, device=state.device)
         positions = Positions(at, torch.arange(position + 1, device=state.device))
         sources = Positions(at.expand(beams), torch.arange(memory.values.shape[2], device=state.device))
@@ -198,7 +209,8 @@ class DecoderLayer(nn.Module):
 
         def attend_source(query: Tensor) -> Tensor:
             folded = query.view(-1, beams, query.shape[-1])
-            return self.cross(folded, memory, sources).context.reshape(query.shape)
+            output = self.cross(folded, memory, sources, need_weights=maps is not None)
+            return _note(output, maps).reshape(query.shape)
 
         state = self.attention_residual(state, attend)
         state = self.cross_residual(state, attend_source)
@@ -256,23 +268,26 @@ class Transformer(Seq2SeqModel):
     def logits(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
         return self.output(hidden)
 
-    def start(self, memory: TransformerMemory, capacity: int, beams: int = 1) -> TransformerState:
+    def start(
+        self, memory: TransformerMemory, capacity: int, beams: int = 1, *, track: bool = False
+    ) -> TransformerState:
         like = memory.cross[0].values
         rows = like.shape[0] * beams
-        return TransformerState(
-            0, tuple(layer.attention.allocate(rows, capacity, like) for layer in self.decoder), beams
-        )
+        caches = tuple(layer.attention.allocate(rows, capacity, like) for layer in self.decoder)
+        return TransformerState(0, caches, beams, like.new_zeros(rows, 1) if track else None)
 
     def step(
         self, memory: TransformerMemory, state: TransformerState, token: Int[Tensor, "R"]
     ) -> tuple[Float[Tensor, "R V"], TransformerState]:
         states = self.target_embedding(token[:, None], state.length)
-        caches = []
+        caches: list[Memory] = []
+        maps: list[Tensor] | None = None if state.received is None else []
         for layer, cross, cache in zip(self.decoder, memory.cross, state.caches, strict=True):
-            states, grown = layer.step(states, cross, cache, state.length, state.beams)
+            states, grown = layer.step(states, cross, cache, state.length, state.beams, maps)
             caches.append(grown)
         hidden = self.decoder_norm(states)[:, 0]
-        return self.logits(hidden), TransformerState(state.length + 1, tuple(caches), state.beams)
+        received = receive(state.received, maps or [])
+        return self.logits(hidden), TransformerState(state.length + 1, tuple(caches), state.beams, received)
 
 
 def _dims(spec: TransformerSpec, layer: int, longest_source: int | None) -> Dims:

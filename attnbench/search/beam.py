@@ -9,10 +9,12 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from attnbench.attention.history import last as last_position
 from attnbench.core.tree import select_batch
 from attnbench.models.base import Seq2SeqModel, Source
 from attnbench.search.base import DEAD_END, Hypothesis, Limits, SearchSpec, accumulator, searches
 from attnbench.search.candidates import top_tokens
+from attnbench.search.coverage import CoveragePenaltyField
 from attnbench.search.penalties import AveragePenalty, PenaltyField
 
 
@@ -25,6 +27,8 @@ class BeamSpec(SearchSpec):
     """Places in the beam."""
     penalty: PenaltyField = AveragePenalty()
     """Length penalty: none, avg or wu."""
+    coverage: CoveragePenaltyField | None = None
+    """Coverage penalty, added to the score of ended hypotheses; null: none."""
     n_best: int = Field(default=1, ge=1)
     """Hypotheses returned a source, at most `size`."""
 
@@ -61,12 +65,19 @@ class _Ended:
         self.length = torch.zeros((rows, size), dtype=torch.long, device=device)
         self.tokens = torch.zeros((rows, size, capacity), dtype=torch.long, device=device)
 
-    def add(self, live: _Live, ends: Bool[Tensor, "n size"], length: int, divisor: float) -> None:
+    def add(
+        self,
+        live: _Live,
+        ends: Bool[Tensor, "n size"],
+        length: int,
+        divisor: float,
+        bonus: Float[Tensor, "n size"] | None,
+    ) -> None:
         row, place = ends.nonzero(as_tuple=True)
         into = live.source[row], (live.taken[:, None] + ends.cumsum(1) - 1)[row, place]
         log_prob = live.log_prob[row, place]
         self.log_prob[into] = log_prob
-        self.score[into] = log_prob / divisor
+        self.score[into] = log_prob / divisor + (0.0 if bonus is None else bonus[row, place].to(log_prob.dtype))
         self.length[into] = length
         self.tokens[into] = live.tokens[row, place]
 
@@ -97,7 +108,7 @@ class Beam:
 
     A source is done when no place is left or none of those still growing can come among its n best: its
     log-probability over the penalty of the longest output allowed is not above the n-th best score so far.
-    Stopping there never changes the answer.
+    Stopping there never changes the answer: a coverage penalty can only lower a score.
     """
 
     def __init__(self, spec: BeamSpec) -> None:
@@ -114,8 +125,10 @@ class Beam:
         divisors = self.spec.penalty.divisor(torch.arange(1, capacity + 1))
         longest = divisors.to(device, dtype)[room - 1]
 
-        memory = model.encode(source)
-        state = model.start(memory, capacity, size)
+        coverage = self.spec.coverage
+        words = source.valid & ~last_position(source.valid)
+        memory = model.encode(source, need_weights=coverage is not None)
+        state = model.start(memory, capacity, size, track=coverage is not None)
         ended = _Ended(rows, size, capacity, dtype, device)
         live = _Live(
             source=torch.arange(rows, device=device),
@@ -132,7 +145,11 @@ class Beam:
             ends = (live.tokens[:, :, step] == limits.eos) | (step + 1 >= room[live.source])[:, None]
             ends &= live.log_prob > -torch.inf
             if bool(ends.any()):
-                ended.add(live, ends, step + 1, float(divisors[step]))
+                bonus = None
+                if coverage is not None:
+                    received = model.received(state).unflatten(0, (-1, size))
+                    bonus = coverage.bonus(received, words[live.source]).gather(1, parent)
+                ended.add(live, ends, step + 1, float(divisors[step]), bonus)
                 live = live._replace(
                     log_prob=live.log_prob.masked_fill(ends, -torch.inf), taken=live.taken + ends.sum(1)
                 )

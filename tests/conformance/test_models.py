@@ -356,6 +356,29 @@ def test_weights_of_every_site_are_told_when_asked_for(raw):
                 assert not weights.triu(1).any()
 
 
+@EACH
+@torch.no_grad()
+def test_what_was_received_is_the_sum_of_the_weights_told(raw):
+    """With beams that change places halfway: the mean over layers and heads, step after step."""
+    model, beams = build(raw), 2
+    source, _, _ = batch()
+    told = torch.randint(3, VOCABULARY, (len(LENGTHS) * beams, 4), generator=torch.Generator().manual_seed(4))
+    memory = model.encode(source, need_weights=True)
+    state = model.start(memory, 4, beams, track=True)
+    rows = torch.tensor([1, 0, 3, 3, 4, 5])
+    for at in range(4):
+        _, state = model.step(memory, state, told[:, at]) if models.parse(raw).attends else (None, state)
+        if at == 1:
+            state, told = select_batch(state, rows), torch.cat([told[rows, :2], told[:, 2:]], 1)
+    each = Source(*(expand_batch(part, beams) for part in (source.data, source.valid)))
+    maps = model.decode(model.encode(each, need_weights=True), told, need_weights=True).maps
+    assert maps is not None
+    if models.parse(raw).attends:
+        close(model.received(state), torch.stack(maps["cross"]).mean((0, 2)).sum(1))
+    else:
+        assert not maps["cross"]
+
+
 @pytest.mark.parametrize("raw", PLAIN)
 @torch.no_grad()
 def test_a_source_without_tokens_is_no_nan(raw):

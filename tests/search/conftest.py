@@ -55,7 +55,7 @@ class Toy(Seq2SeqModel):
     def logits(self, hidden):
         return self.table[hidden.squeeze(-1)]
 
-    def start(self, memory, capacity, beams=1):
+    def start(self, memory, capacity, beams=1, *, track=False):
         key = expand_batch(memory.key, beams)
         return ToyState(key, key, 0, beams)
 

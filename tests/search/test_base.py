@@ -43,6 +43,7 @@ def test_specs_survive_yaml_and_have_stable_names():
         "max_extra": 10,
         "size": 4,
         "penalty": {"kind": "wu", "alpha": 1.0},
+        "coverage": None,
         "n_best": 2,
     }
     assert searches.parse(spec.dump()) == spec

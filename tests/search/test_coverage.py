@@ -1,0 +1,84 @@
+"""The coverage penalty, by hand and against every output that there is."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from attnbench.attention.history import last
+from attnbench.experiment.spec import CellSpec
+from attnbench.models.base import Sizes, Source, models
+from attnbench.search.base import Limits, searches
+from attnbench.search.coverage import coverage_penalties
+
+PAD, BOS, EOS, VOCABULARY = 0, 1, 2, 6
+LIMITS = Limits(BOS, EOS, PAD)
+
+
+def test_values_by_hand():
+    received = torch.tensor([[[0.5, 3.0, 0.0, 0.7]], [[1.0, 1.0, 0.2, 0.2]]])
+    words = torch.tensor([[True, True, True, False], [True, True, False, False]])
+    found = coverage_penalties.parse({"kind": "wu", "beta": 0.3}).bonus(received, words)
+    assert found.shape == (2, 1)
+    assert found[0].item() == pytest.approx(0.3 * (math.log(0.5) + math.log(0.1)))
+    assert found[1].item() == 0
+    found = coverage_penalties.parse({"kind": "wu", "beta": 1.0, "floor": 0.6}).bonus(received, words)
+    assert found[0].item() == pytest.approx(2 * math.log(0.6))
+
+
+@pytest.mark.parametrize("fields", [{"beta": -0.1}, {"floor": 0.0}, {"floor": 1.5}, {"beta": float("inf")}])
+def test_what_cannot_be_is_refused(fields):
+    with pytest.raises(ValidationError):
+        coverage_penalties.parse({"kind": "wu", **fields})
+
+
+MODELS = {
+    "lstm": {"kind": "lstm", "layers": 1, "width": 6, "attention": {"cross": {"transform": "sparsemax"}}},
+    "transformer": {"kind": "transformer", "layers": 2, "width": 6, "heads": 2, "ffn": 8, "tie": "none"},
+    "memory": {"kind": "gru", "layers": 1, "width": 6, "attention": {"cross": {"module": "fixed_memory"}}},
+}
+
+
+@pytest.mark.parametrize("raw", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("beta", [0.0, 0.5, 5.0])
+@torch.no_grad()
+def test_a_beam_that_holds_everything_finds_the_best_of_everything(raw, beta):
+    """Every output of up to three words, its log-probability and its coverage told by decode()."""
+    torch.manual_seed(4)
+    model = models.parse({"dropout": 0.0, **raw}).build(Sizes(VOCABULARY, VOCABULARY, False, PAD, 4)).double().eval()
+    for parameter in model.parameters():
+        parameter.data += 0.7 * torch.randn_like(parameter)
+    data = torch.tensor([[3, 4, 5, EOS], [5, 3, EOS, PAD], [EOS, PAD, PAD, PAD]])
+    search = {"size": 64, "n_best": 5, "penalty": "wu", "max_ratio": 0, "max_extra": 4}
+    beam = searches.parse({"kind": "beam", **search, "coverage": {"kind": "wu", "beta": beta}}).build()
+    found = beam(model, Source(data, data != PAD), LIMITS)
+    outputs = [list(words) for length in range(4) for words in product(range(3, VOCABULARY), repeat=length)]
+    for row, hypotheses in zip(data, found, strict=True):
+        one = Source(row[None, row != PAD], torch.ones(1, int((row != PAD).sum())).bool())
+        memory, scored = model.encode(one, need_weights=True), []
+        for words in outputs:
+            decoded = model.decode(memory, torch.tensor([[BOS, *words]]), need_weights=True)
+            assert decoded.maps is not None
+            log_probs = model.logits(decoded.hidden)[0].log_softmax(-1)
+            log_prob = log_probs.gather(1, torch.tensor([*words, EOS])[:, None]).sum().item()
+            received = torch.stack(decoded.maps["cross"]).mean((0, 2)).sum(1)[0]
+            read = sum(math.log(min(max(each, 0.1), 1)) for each in received[~last(one.valid)[0]].tolist())
+            scored.append((log_prob / ((5 + len(words) + 1) / 6) ** 0.6 + beta * read, words))
+        scored.sort(reverse=True)
+        assert [hypothesis.tokens for hypothesis in hypotheses] == [words for _, words in scored[:5]]
+        for hypothesis, (score, _) in zip(hypotheses, scored, strict=False):
+            assert hypothesis.score == pytest.approx(score, abs=1e-9)
+
+
+def test_a_model_that_attends_to_nothing_is_refused():
+    raw = {
+        "task": {"kind": "copying", "dataset": "copy"},
+        "model": {"kind": "lstm", "readout": "state", "attention": {"cross": {"module": "none"}}},
+        "search": {"kind": "beam", "coverage": "wu"},
+    }
+    with pytest.raises(ValidationError, match="attends to nothing"):
+        CellSpec.model_validate(raw)
