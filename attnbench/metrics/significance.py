@@ -1,13 +1,17 @@
-"""Is one system's BLEU better than another's by more than chance? Paired bootstrap over the lines of the test set."""
+"""Is one system's score better than another's by more than chance? Paired bootstrap over the lines of the test set."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from jaxtyping import Int
 from sacrebleu.metrics.bleu import BLEU
 
 from attnbench.metrics.bleu import BleuKind, bleu_metric, prepare
+from attnbench.metrics.coverage import share
+
+SEED = 12345
 
 
 def paired_bootstrap(
@@ -16,12 +20,49 @@ def paired_bootstrap(
     references: Sequence[str],
     kind: BleuKind = "13a",
     samples: int = 1000,
-    seed: int = 12345,
+    seed: int = SEED,
     *,
     blocks: int = 1,
     compound_split: bool = False,
 ) -> float:
-    """p value of the difference in BLEU of two systems on the same lines, two-sided (Koehn 2004, as sacrebleu does it).
+    """p value of the difference in BLEU of two systems on the same lines: `bootstrap` of their counts of n-grams.
+
+    Raises ValueError for an unknown kind, no lines, no samples, blocks that do not divide the lines, or sides of
+    unequal length.
+    """
+    ours, refs = prepare(system, references, compound_split=compound_split)
+    theirs, _ = prepare(baseline, references, compound_split=compound_split)
+    smoothing = bleu_metric(kind).smooth_method
+    first, second = (_statistics(side, refs, kind) for side in (ours, theirs))
+    return bootstrap(first, second, lambda sums: _bleu(sums, smoothing), samples, seed, blocks=blocks)
+
+
+def paired_bootstrap_of_shares(
+    system: Int[np.ndarray, "lines 2"],
+    baseline: Int[np.ndarray, "lines 2"],
+    samples: int = 1000,
+    seed: int = SEED,
+    *,
+    blocks: int = 1,
+) -> float:
+    """p value of the difference in REP or DROP of two systems, whose counts of each line are given (metrics.coverage).
+
+    Raises ValueError as `bootstrap` does.
+    """
+    return bootstrap(system, baseline, lambda sums: share(sums[None]) or 0.0, samples, seed, blocks=blocks)
+
+
+def bootstrap(
+    system: Int[np.ndarray, "lines n"],
+    baseline: Int[np.ndarray, "lines n"],
+    score: Callable[[Int[np.ndarray, "n"]], float],
+    samples: int,
+    seed: int,
+    *,
+    blocks: int = 1,
+) -> float:
+    """p value of the difference of two systems in a score that is a function of sums over the same lines, two-sided
+    (Koehn 2004, as sacrebleu does it).
 
     The same `samples` draws of lines, with replacement, are scored for both. p is the share of draws whose absolute
     difference is above its mean over draws by more than the difference seen, the latter counted in:
@@ -30,28 +71,24 @@ def paired_bootstrap(
     blocks: the lines are the same test set that many times over (the outputs of several seeds, end to end); a sentence
     is drawn with all its outputs, for they are no independent evidence.
 
-    Raises ValueError for an unknown kind, no lines, no samples, blocks that do not divide the lines, or sides of
-    unequal length.
+    Raises ValueError for no samples, blocks that do not divide the lines, or sides of unequal shape.
     """
     if samples < 1:
         raise ValueError(f"a bootstrap needs at least one sample, not {samples}")
-    if blocks < 1 or len(references) % blocks:
-        raise ValueError(f"{len(references)} lines are not {blocks} equal blocks")
-    ours, refs = prepare(system, references, compound_split=compound_split)
-    theirs, _ = prepare(baseline, references, compound_split=compound_split)
-    smoothing = bleu_metric(kind).smooth_method
-    stats = [_statistics(side, refs, kind) for side in (ours, theirs)]
-    seen = abs(_bleu(stats[0].sum(0), smoothing) - _bleu(stats[1].sum(0), smoothing))
+    if system.shape != baseline.shape:
+        raise ValueError(f"counts of {len(system)} lines cannot be paired with those of {len(baseline)}")
+    if blocks < 1 or len(system) % blocks:
+        raise ValueError(f"{len(system)} lines are not {blocks} equal blocks")
+    seen = abs(score(system.sum(0)) - score(baseline.sum(0)))
     if seen == 0:  # the rule below would call two equal outputs, which no draw can part, surely different
         return 1.0
 
-    lines = len(refs) // blocks
+    lines = len(system) // blocks
     draws = np.random.default_rng(seed).choice(lines, size=(samples, lines), replace=True)
     differences = np.empty(samples)
     for sample, draw in enumerate(draws):
         times = np.tile(np.bincount(draw, minlength=lines), blocks)
-        first, second = (_bleu(times @ side, smoothing) for side in stats)
-        differences[sample] = abs(first - second)
+        differences[sample] = abs(score(times @ system) - score(times @ baseline))
     above = np.count_nonzero(differences - differences.mean() > seen)
     return (above + 1) / (samples + 1)
 

@@ -14,6 +14,8 @@ _WORDS = {
     "tokens_per_s": "ktok/s",
     "params": "parameters",
     "exact": "exact match",
+    "rep": "REP",
+    "drop": "DROP",
     "bleu_bound": "BLEU of a perfect copy",
     "exact_bound": "exact match of a perfect copy",
     "seconds_per_epoch": "s/epoch",
@@ -28,7 +30,7 @@ _LOWER = {
 _HIGHER = {"bleu", "bleu_13a", "chrf", "exact", "exact_match", "meteor", "cider", "tokens_per_s"}
 _DECIMALS = {
     "attended": 1, "entropy": 2, "bleu": 2, "bleu_13a": 2, "chrf": 2, "exact": 2, "loss": 3, "nll": 3, "ppl": 2,
-    "bpc": 3, "bleu_bound": 2, "exact_bound": 2, "seconds_per_epoch": 2,
+    "rep": 2, "drop": 2, "aer": 3, "bpc": 3, "bleu_bound": 2, "exact_bound": 2, "seconds_per_epoch": 2,
 }  # fmt: skip
 
 

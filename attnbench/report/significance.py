@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from attnbench.core.files import write_json
 from attnbench.report.collect import Cell
@@ -14,6 +14,8 @@ from attnbench.report.rows import Row
 SAMPLES = 1000
 FILE = "significance.json"
 Kind = Literal["13a", "13a_lc", "tok", "tok_lc"]
+COUNTED = ("rep", "drop")
+"""Metrics whose counts of each line are saved, as hyps/test.rep.txt."""
 
 _KINDS: dict[tuple[str, str], Kind] = {
     ("13a", "mixed"): "13a",
@@ -36,17 +38,22 @@ class PairedTests:
         self._used: dict[str, float] = {}
 
     def __call__(self, metric: str, best: Row, other: Row) -> float | None:
-        """None for a metric that is no BLEU, and where the saved lines are not those that gave the scores."""
+        """None for a metric that has no test, and where the saved lines are not those that gave the scores."""
         split, _, name = metric.partition("/")
         signature = next((cell.signatures[metric] for cell in best.done if metric in cell.signatures), "")
-        kind = _KINDS.get((_part(signature, "tok"), _part(signature, "case")))
+        kind = _KINDS.get((_part(signature, "tok"), _part(signature, "case"))) if name.startswith("bleu") else None
+        if kind is None and name not in COUNTED:
+            return None
         pairs = _pairs(best, other)
-        ours, theirs = (_joined([pair[side] for pair in pairs], split) for side in (0, 1))
-        if not name.startswith("bleu") or kind is None or not ours or not theirs:
+        ours, theirs = (_joined([pair[side] for pair in pairs], metric.replace("/", ".") if kind is None else split)
+                        for side in (0, 1))  # fmt: skip
+        if not ours or not theirs:
             return None
         key = f"{metric}:{_hash(signature, *ours, '', *theirs)}"
         p = self._kept.get(key)
-        if p is None:
+        if p is None and kind is None:
+            p = _test_counts(metric, pairs, ours, theirs)
+        elif p is None and kind is not None:
             p = _test(metric, pairs, ours, theirs, kind, "split:compounds" in signature)
         if p is not None:
             self._used[key] = p
@@ -118,6 +125,36 @@ def _test(
     from attnbench.metrics.significance import paired_bootstrap
 
     return paired_bootstrap(ours, theirs, wanted, kind, SAMPLES, blocks=len(pairs), compound_split=compounds)
+
+
+def _test_counts(metric: str, pairs: list[tuple[Cell, Cell]], ours: list[str], theirs: list[str]) -> float | None:
+    from attnbench.metrics.significance import paired_bootstrap_of_shares
+
+    first, second = _counts(ours), _counts(theirs)
+    if first is None or second is None or len(first) != len(second):
+        return None
+    if not all(_as_counted(cell, metric) for pair in pairs for cell in pair):
+        return None
+    return paired_bootstrap_of_shares(first, second, SAMPLES, blocks=len(pairs))
+
+
+def _counts(lines: list[str]) -> Any:
+    """[lines, 2] of lines like `3 12`; None for others."""
+    import numpy as np
+
+    try:
+        return np.array([[int(number) for number in line.split()] for line in lines], dtype=np.int64).reshape(-1, 2)
+    except ValueError:
+        return None
+
+
+def _as_counted(cell: Cell, metric: str) -> bool:
+    """Whether the saved counts give the cell's score again."""
+    from attnbench.metrics.coverage import share
+
+    counts = _counts(_lines(cell, metric.replace("/", ".")))
+    found = None if counts is None else share(counts)
+    return found is not None and metric in cell.metrics and abs(found - cell.metrics[metric]) < 0.005
 
 
 def _as_scored(cell: Cell, metric: str, kind: Kind, compounds: bool) -> bool:

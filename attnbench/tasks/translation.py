@@ -1,4 +1,4 @@
-"""Translation of sentences: smoothed cross-entropy, BLEU in the papers' convention and in sacrebleu's, chrF."""
+"""Translation of sentences: smoothed cross-entropy, BLEU in the papers' convention and in sacrebleu's, chrF, REP."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import field_validator
 
 from attnbench.data.corpus import Data
 from attnbench.metrics.bleu import Score, corpus_bleu, corpus_chrf
+from attnbench.metrics.coverage import repetitions, share
 from attnbench.tasks.base import Metrics, tasks
 from attnbench.tasks.pairs import PairSpec, PairTask
 
@@ -56,11 +57,23 @@ class Translation(PairTask):
         sacre = corpus_bleu(plain, raw, "13a_lc" if self.spec.lowercase else "13a")
         chrf = corpus_chrf(plain, [line.lower() for line in raw] if self.spec.lowercase else raw)
         scores = {"bleu": self.bleu(lines, references), "bleu_13a": sacre, "chrf": chrf}
+        values = {name: score.value for name, score in scores.items()}
+        signatures = {name: score.signature for name, score in scores.items()}
+        lower = self.spec.bleu == "tok_lc"
+        counts = repetitions(*([line.lower() if lower else line for line in side] for side in (lines, references)))
+        rep = share(counts)
+        if rep is not None:
+            values["rep"], signatures["rep"] = rep, f"n:2|case:{'lc' if lower else 'mixed'}|tok:none"
         return Metrics(
-            {name: score.value for name, score in scores.items()},
-            {name: score.signature for name, score in scores.items()},
+            values,
+            signatures,
             {"sentences": len(lines)},
-            {"txt": lines, "ref.txt": references, "detok.txt": plain},
+            {
+                "txt": lines,
+                "ref.txt": references,
+                "detok.txt": plain,
+                "rep.txt": [f"{more} {words}" for more, words in counts.tolist()],
+            },
         )
 
     def written(self, data: Data, lines: list[str]) -> list[str]:

@@ -32,7 +32,8 @@ def finish(bench: Any, experiment: Any) -> tuple[Path, dict[str, Any], list[dict
 
 
 METRICS = """
-valid/loss valid/ppl valid/bleu valid/bleu_13a valid/chrf test/bleu test/bleu_13a test/chrf attended/encoder_self
+valid/loss valid/ppl valid/bleu valid/bleu_13a valid/chrf test/bleu test/bleu_13a test/chrf valid/rep test/rep
+attended/encoder_self
 attended/decoder_self attended/cross entropy/encoder_self entropy/decoder_self entropy/cross train/tokens_per_s
 decode/tokens_per_s train/seconds train/steps train/tokens train/epochs best/step
 best/epoch params
@@ -55,7 +56,7 @@ def test_a_result_says_what_tables_need(bench: Any):
     }  # fmt: skip
     assert result["samples"] == {"valid": 6, "test": 6, "attended": 6}
     assert set(result["signatures"]) == {
-        f"{split}/{name}" for split in ("valid", "test") for name in ("bleu", "bleu_13a", "chrf")
+        f"{split}/{name}" for split in ("valid", "test") for name in ("bleu", "bleu_13a", "chrf", "rep")
     }
     assert result["metrics"]["attended/cross"] == pytest.approx(1.0)  # the budget
     assert result["metrics"]["train/steps"] == 4

@@ -5,7 +5,8 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.significance import PairedTest
 
 from attnbench.metrics.bleu import BLEU_KINDS
-from attnbench.metrics.significance import paired_bootstrap
+from attnbench.metrics.coverage import repetitions
+from attnbench.metrics.significance import paired_bootstrap, paired_bootstrap_of_shares
 
 WORDS = ["a", "b", "c", "d", "e", "Cat", "well-known", ".", "it's"]
 SACREBLEU = {
@@ -71,3 +72,17 @@ def test_a_sentence_is_drawn_with_the_outputs_of_every_seed():
     assert paired_bootstrap(ours * 3, theirs * 3, references * 3, "tok") < once
     with pytest.raises(ValueError, match="7 equal blocks"):
         paired_bootstrap(ours, theirs, references, "tok", blocks=7)
+
+
+def test_shares_are_tested_like_bleu():
+    """Three repetitions more in half of the sentences are no chance; a few in one may be."""
+    references = [f"a b c d e f g h {i}" for i in range(40)]
+    often = [f"{line} a b a b" if i % 2 else line for i, line in enumerate(references)]
+    once = [f"{line} a b a b" if i == 7 else line for i, line in enumerate(references)]
+    clean, much, little = (repetitions(side, references) for side in (references, often, once))
+    assert paired_bootstrap_of_shares(clean, much) < 0.01
+    assert paired_bootstrap_of_shares(clean, little) > 0.2
+    assert paired_bootstrap_of_shares(much, much) == 1.0
+    assert paired_bootstrap_of_shares(much, clean, samples=200) == paired_bootstrap_of_shares(clean, much, samples=200)
+    with pytest.raises(ValueError, match="cannot be paired"):
+        paired_bootstrap_of_shares(clean, much[:-1])

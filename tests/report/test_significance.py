@@ -140,3 +140,28 @@ def test_a_damaged_memory_is_made_again(run):
     (run.root / "significance.json").write_text("{")
     write_results(run.root)
     assert len(json.loads((run.root / "significance.json").read_text())) == 2
+
+
+@pytest.fixture
+def counted(run_folder):
+    """Two systems whose counts of repetitions were saved, and not their text."""
+    run = run_folder()
+    draw = random.Random(4)
+    counts = {"good": [draw.random() < 0.1 for _ in range(60)], "much": [draw.random() < 0.6 for _ in range(60)]}
+    for label, repeats in counts.items():
+        folder = run.add(label, 1, 30.0, metrics={"test/rep": 100 * sum(repeats) / (60 * 9)})
+        (folder / "hyps").mkdir(exist_ok=True)
+        (folder / "hyps" / "test.rep.txt").write_text("".join(f"{int(each)} 9\n" for each in repeats))
+    run.grid()
+    return run
+
+
+def test_repetitions_are_tested_on_their_saved_counts(counted):
+    assert (p(counted.root, "much", "test/rep") or 1) < 0.01
+    assert p(counted.root, "much", "test/drop") is None
+
+
+@pytest.mark.parametrize("damage", ["1 9\n" * 59, "1 8\n" * 60, "one nine\n" * 60, "1\n" * 60])
+def test_no_test_of_counts_that_do_not_give_the_score(counted, damage):
+    (counted.root / "cells/much-s1/hyps/test.rep.txt").write_text(damage)
+    assert p(counted.root, "much", "test/rep") is None

@@ -173,6 +173,18 @@ def test_a_wrong_line_lowers_the_score(data, task):
     assert task.score(data, "test", [""] * len(lines)).values["bleu"] == 0
 
 
+def test_rep_follows_the_case_of_bleu_and_keeps_its_counts(data):
+    lines = list(data.split("test").target)
+    doubled = [f"{lines[0]} Word word", *lines[1:]]
+    words = sum(len(line.split()) for line in lines)
+    for kind, more in (("tok_lc", 2), ("tok", 0)):
+        task = TranslationSpec.model_validate({"dataset": "demo", "bleu": kind}).bind()
+        metrics = task.score(data, "test", doubled)
+        assert metrics.values["rep"] == pytest.approx(100 * more / words)
+        assert metrics.outputs["rep.txt"][0] == f"{more} {len(lines[0].split())}"
+        assert len(metrics.outputs["rep.txt"]) == len(lines)
+
+
 @pytest.mark.parametrize(("fields", "case"), [({}, "lc"), ({"bleu": "tok"}, "mixed")])
 def test_bleu_is_of_the_kind_asked_for(data, fields, case):
     task = parse(**fields).bind()
