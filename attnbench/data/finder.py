@@ -12,6 +12,7 @@ from attnbench.data.lines import SUFFIXES
 class Finder:
     """An index of folders by file name; `.gz` and `.xz` at the end of a name do not matter.
 
+    A name may say the folder that the file is in, `tok/kyoto-dev.ja`, where others have a file of that name, too.
     Of several files with one name that nearest the top is taken, and an earlier folder goes before a later one.
     """
 
@@ -30,6 +31,7 @@ class Finder:
         found = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
         for path in sorted(found, key=lambda path: (len(path.parts), str(path))):
             self._files.setdefault(bare(path.name), path)
+            self._files.setdefault(f"{path.parent.name}/{bare(path.name)}", path)
 
     def find(self, *names: str) -> Path | None:
         """The first of the names that is there; a name may end in `.gz` or `.xz` or not."""

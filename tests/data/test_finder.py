@@ -24,6 +24,14 @@ def test_packed_and_nested_files_are_found_by_their_bare_name(tmp_path: Path) ->
     assert bare("a.b.gz") == "a.b"
 
 
+def test_a_name_may_say_its_folder(tmp_path: Path) -> None:
+    make(tmp_path, "data/orig/dev.ja", "data/tok/dev.ja.gz")
+    finder = Finder([tmp_path])
+    assert finder.find("tok/dev.ja") == tmp_path / "data/tok/dev.ja.gz"
+    assert finder.find("dev.ja") == tmp_path / "data/orig/dev.ja"
+    assert finder.find("data/dev.ja") is None
+
+
 def test_all_missing_names_are_kept(tmp_path: Path) -> None:
     make(tmp_path, "a.de")
     finder = Finder([tmp_path])

@@ -14,7 +14,7 @@ from attnbench.data.hub import Hub
 from attnbench.data.parts import Part
 from attnbench.data.text import Clean
 
-_EUROPARL = "https://www.statmt.org/europarl/v7/ro-en.tgz"
+EUROPARL = "https://www.statmt.org/europarl/v7/ro-en.tgz"
 _SETIMES = (
     "https://object.pouta.csc.fi/OPUS-SETIMES/v2/moses/en-ro.txt.zip",
     "https://opus.nlpl.eu/legacy/download.php?f=SETIMES/v2/moses/en-ro.txt.zip",
@@ -54,7 +54,7 @@ class Wmt16EnRo(DatasetSpec):
     def bundles(self) -> list[list[Remote]]:
         return [
             [
-                Remote("ro-en.tgz", (_EUROPARL,)),
+                Remote("ro-en.tgz", (EUROPARL,)),
                 Remote("en-ro.txt.zip", _SETIMES),
                 evaluation_archive("wmt16/dev", "dev.tgz"),
                 evaluation_archive("wmt16", "test.tgz"),
