@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxtyping import Bool, Int
@@ -17,6 +18,7 @@ class Batch(NamedTuple):
 
     target_in begins with BOS; target_out is the same shifted by one, ending with EOS.
     index: the line of each pair in its split (0-based).
+    fertility: of data with fertilities, the target tokens that each source token is aligned to; EOS 1, padding 0.
     """
 
     source: Int[Tensor, "B S"]
@@ -25,6 +27,11 @@ class Batch(NamedTuple):
     target_out: Int[Tensor, "B T"]
     target_valid: Bool[Tensor, "B T"]
     index: Int[Tensor, "B"]  # type: ignore[assignment]  # no one asks a batch for tuple.index
+    fertility: Int[Tensor, "B S"] | None = None
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """`function` of every tensor."""
+        return Batch(*(None if tensor is None else function(tensor) for tensor in self))  # type: ignore[arg-type]
 
 
 class Cursor(NamedTuple):

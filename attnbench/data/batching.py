@@ -20,7 +20,7 @@ from attnbench.core.seeding import derive
 from attnbench.data.base import Batch, Cursor
 from attnbench.data.order import Shuffle
 from attnbench.data.special import BOS, EOS, PAD
-from attnbench.data.store import IdLists
+from attnbench.data.store import Gathered, IdLists
 
 _POOL_BATCHES = 100
 _EVAL_POOL = 1 << 16
@@ -29,12 +29,16 @@ Ints = NDArray[np.int64]
 
 
 class Ids(NamedTuple):
-    """A split as ids. wide_tokens, widest: sum and maximum of the length of each pair's longer side, EOS counted."""
+    """A split as ids. wide_tokens, widest: sum and maximum of the length of each pair's longer side, EOS counted.
+
+    fertility: of each source token, where it is known.
+    """
 
     source: IdLists
     target: IdLists
     wide_tokens: int
     widest: int
+    fertility: IdLists | None = None
 
 
 class Pool:
@@ -43,6 +47,7 @@ class Pool:
     def __init__(self, ids: Ids, index: Ints) -> None:
         self.index = index
         self._sides = [side.gather(index) for side in (ids.source, ids.target)]
+        self._fertility = None if ids.fertility is None else ids.fertility.gather(index)
         self.source_lengths, self.target_lengths = (side.lengths + 1 for side in self._sides)
 
     @property
@@ -56,24 +61,30 @@ class Pool:
         target_in, target_valid = self._padded(1, rows, front=True)
         target_out, _ = self._padded(1, rows, front=False)
         index = torch.from_numpy(self.index[rows])
-        return Batch(source, source_valid, target_in, target_out, target_valid, index)
+        fertility = None if self._fertility is None else _behind(self._fertility, rows, 1, 0)[0]
+        return Batch(source, source_valid, target_in, target_out, target_valid, index, fertility)
 
     def _padded(self, side: int, rows: Ints, *, front: bool) -> tuple[Tensor, Tensor]:
         """Ids with BOS in front or EOS behind, padded."""
-        flat, starts, sizes = self._sides[side]
-        first, lengths = starts[rows], sizes[rows]
-        place = np.arange(lengths.max() + 1)[None]
-        valid = place <= lengths[:, None]
-        out = np.full(valid.shape, PAD, np.int64)
-        words = place < lengths[:, None]
-        gathered = flat[(first[:, None] + place)[words]]
-        if front:
-            out[:, 0] = BOS
-            out[:, 1:][words[:, :-1]] = gathered
-        else:
-            out[words] = gathered
-            out[np.arange(len(rows)), lengths] = EOS
-        return torch.from_numpy(out), torch.from_numpy(valid)
+        behind, valid = _behind(self._sides[side], rows, EOS, PAD)
+        if not front:
+            return behind, valid
+        ahead = torch.full_like(behind, PAD)
+        ahead[:, 0] = BOS
+        words = valid[:, 1:]  # a row has as many words as places but one
+        ahead[:, 1:][words] = behind[:, :-1][words]
+        return ahead, valid
+
+
+def _behind(lists: Gathered, rows: Ints, last: int, pad: int) -> tuple[Tensor, Tensor]:
+    """The lists at `rows` with `last` behind each, padded; and which places are filled."""
+    first, lengths = lists.first[rows], lists.lengths[rows]
+    place = np.arange(lengths.max() + 1)[None]
+    words = place < lengths[:, None]
+    out = np.full(words.shape, pad, np.int64)
+    out[words] = lists.ids[(first[:, None] + place)[words]]
+    out[np.arange(len(rows)), lengths] = last
+    return torch.from_numpy(out), torch.from_numpy(place <= lengths[:, None])
 
 
 def cut(widths: Ints, tokens: int, rows: int | None = None) -> list[int]:

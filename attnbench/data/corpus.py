@@ -25,11 +25,14 @@ from attnbench.data.tokenizers.base import Vocabulary
 class Split:
     """One split: lines by number, read from disk when asked for."""
 
-    def __init__(self, folder: Path, name: str, numbers: dict[str, Any], rows: tuple[int, int]) -> None:
+    def __init__(
+        self, folder: Path, name: str, numbers: dict[str, Any], rows: tuple[int, int], fertilities: Path | None
+    ) -> None:
         self.name = name
         self._folder = folder
         self._numbers = numbers
         self._rows = rows
+        self._fertilities = fertilities
 
     def __len__(self) -> int:
         return self._numbers["pairs"]
@@ -64,13 +67,15 @@ class Split:
             IdLists(self._folder / f"{self.name}.{side}.ids", rows)
             for side, rows in zip(SIDES, self._rows, strict=True)
         )
-        return Ids(source, target, self._numbers["wide_tokens"], self._numbers["widest"])
+        fertility = None if self._fertilities is None else IdLists(self._fertilities / f"{self.name}.ids", 1)
+        return Ids(source, target, self._numbers["wide_tokens"], self._numbers["widest"], fertility)
 
 
 class Data:
     """A prepared folder. Make one with `Data.open`."""
 
-    def __init__(self, path: Path, manifest: dict[str, Any], recipe: Recipe) -> None:
+    def __init__(self, path: Path, manifest: dict[str, Any], recipe: Recipe, fertilities: Path | None = None) -> None:
+        self._fertilities = fertilities
         self.path = path
         self.manifest = manifest
         self.recipe = recipe
@@ -89,7 +94,7 @@ class Data:
         if name not in known:
             raise DataError(f"no split '{name}' (known: {', '.join(known)})")
         sizes = self.recipe.sizes()
-        return Split(self.path, name, known[name], (sizes.source, sizes.target))
+        return Split(self.path, name, known[name], (sizes.source, sizes.target), self._fertilities)
 
     def _vocabulary(self, side: str) -> Vocabulary:
         entry = self.manifest["vocabulary"][side]

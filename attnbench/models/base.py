@@ -28,8 +28,7 @@ Maps = dict[Role, list[Float[Tensor, "B H Q K"]]]
 class Source:
     """A batch of sources, padded on the right.
 
-    fertility: how much attention each position may receive in all, where it is known from elsewhere; that of the last
-    valid position, the sink, is not looked at.
+    fertility: how many target words each position is aligned to, at least 1, where that is known.
     """
 
     data: Int[Tensor, "B S"]

@@ -24,7 +24,7 @@ from attnbench.attention.spec import CrossSpec
 from attnbench.attention.types import Dims, History, Memory, Positions
 from attnbench.core.dropout import Dropout
 from attnbench.models.base import Decoded, ModelSpec, Seq2SeqModel, Sizes, Source, receive
-from attnbench.models.fertility import FertilityField
+from attnbench.models.fertility.base import FertilityField
 
 Cells = tuple[Float[Tensor, "R L W"], ...]
 """What the layers carry from step to step: (h,) of a GRU, (h, c) of an LSTM."""
@@ -195,8 +195,7 @@ class Recurrent(Seq2SeqModel):
         states, initial = self.encoder(source)
         cross = self.attention.memorize(states, source.valid, need_weights=need_weights)
         if self.fertility is not None:
-            fertility = self.fertility(source) if source.fertility is None else source.fertility
-            cross = cross._replace(fertility=endow(fertility, source.valid))
+            cross = cross._replace(fertility=endow(self.fertility(source), source.valid))
         return RecurrentMemory(initial, cross)
 
     def decode(self, memory: RecurrentMemory, target_in: Int[Tensor, "B T"], *, need_weights: bool = False) -> Decoded:

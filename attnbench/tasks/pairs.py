@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from attnbench.core.errors import AttnbenchError
 from attnbench.data.base import BOS, EOS, PAD, Batch
@@ -92,7 +91,7 @@ class PairTask(ABC):
         return int(batch.target_valid.sum())
 
     def loss(self, model: Seq2SeqModel, batch: Batch, smoothing: float) -> Loss:
-        memory = model.encode(Source(batch.source, batch.source_valid))
+        memory = model.encode(source_of(batch))
         hidden = model.decode(memory, batch.target_in).hidden
         logits = model.logits(hidden[batch.target_valid])  # padding never reaches the vocabulary
         return Loss(*smoothed_cross_entropy(logits, batch.target_out[batch.target_valid], smoothing))
@@ -114,8 +113,7 @@ class PairTask(ABC):
         limits = self.limits._replace(eos=NO_TOKEN) if to_limit else self.limits
         decoded: dict[int, Hypothesis] = {}
         for batch in batches:
-            source = Source(batch.source.to(device), batch.source_valid.to(device))
-            found = searcher(model, source, limits)
+            found = searcher(model, source_of(batch, device), limits)
             decoded |= {line: best[0] for line, best in zip(batch.index.tolist(), found, strict=True)}
         return decoded
 
@@ -165,9 +163,9 @@ class PairTask(ABC):
             chosen = whole.index < SAMPLE
             if not chosen.any():
                 continue
-            batch = to_device(Batch(*(tensor[chosen] for tensor in whole)), device)
+            batch = to_device(whole.map(lambda tensor, chosen=chosen: tensor[chosen]), device)
             seen += int(chosen.sum())
-            memory = model.encode(Source(batch.source, batch.source_valid), need_weights=True)
+            memory = model.encode(source_of(batch), need_weights=True)
             maps = model.decode(memory, batch.target_in, need_weights=True).maps or {}
             for site, layers in maps.items():
                 queries = batch.source_valid if site == "encoder_self" else batch.target_valid
@@ -178,5 +176,10 @@ class PairTask(ABC):
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    tensors: list[Tensor] = [tensor.to(device) for tensor in batch]
-    return Batch(*tensors)
+    return batch.map(lambda tensor: tensor.to(device))
+
+
+def source_of(batch: Batch, device: torch.device | None = None) -> Source:
+    """What the model sees of a batch's sources, on `device` or where they are."""
+    moved = batch if device is None else to_device(batch, device)
+    return Source(moved.source, moved.source_valid, None if moved.fertility is None else moved.fertility.float())
