@@ -27,7 +27,9 @@ def document(text: str) -> object:
 
 
 def test_the_commands_are_those_promised():
-    assert set(COMMANDS) == {"prepare", "train", "eval", "sweep-k", "ablate", "copy-task", "list", "schema", "report"}
+    assert set(COMMANDS) == {
+        "prepare", "train", "eval", "sweep-k", "ablate", "copy-task", "align", "list", "schema", "report",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,0 +1,1 @@
+"""Word alignments: learned from parallel text, symmetrised, read and written, counted as fertilities."""
