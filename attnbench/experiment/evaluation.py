@@ -59,7 +59,9 @@ def load_trained(
     model = build_model(spec).to(choose_device(device))
     steps = _load(model, folder / "checkpoints", spec, step)
     model.eval()
-    return Trained(spec, spec.task.bind(), spec.task.open(at), model, steps)
+    task = spec.task.bind()
+    data = task.adapt(model, spec.task.open(at), 0, fresh=False)
+    return Trained(spec, task, data, model, steps)
 
 
 def _cells(folder: Path) -> str:

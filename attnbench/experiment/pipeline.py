@@ -93,6 +93,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     model = build_model(spec).to(device)
     task.check(model, data)
     done = checkpoint_steps(run.checkpoints)
+    data = task.adapt(model, data, derive(spec.seed, "adapt"), fresh=not done)
     attempts = run.environment(environment(device), done[-1] if done else 0)
     seed_everything(derive(spec.seed, "train"))
     validator = GreedySpec().build() if spec.train.validate_bleu else None

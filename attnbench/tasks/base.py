@@ -43,6 +43,13 @@ class Task(Protocol):
         """Raise AttnbenchError where the data hold what the model cannot take: before training, not in its midst."""
         ...
 
+    def adapt(self, model: Any, data: Any, seed: int, *, fresh: bool) -> Any:
+        """The data as the model needs them; and what the model must learn of them before it is trained.
+
+        fresh: its weights are new ones; others have been taught.
+        """
+        ...
+
     def count(self, batch: Any) -> int:
         """Target tokens of a batch, EOS included, padding not."""
         ...

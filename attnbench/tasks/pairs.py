@@ -14,6 +14,7 @@ from attnbench.core.errors import AttnbenchError
 from attnbench.data.base import BOS, EOS, PAD, Batch
 from attnbench.data.corpus import Data
 from attnbench.data.datasets.base import SPLITS
+from attnbench.data.fertility import endow
 from attnbench.data.prepare import prepare, prepared_path
 from attnbench.data.recipe import Recipe
 from attnbench.data.tokenizers.word import WordSpec
@@ -21,12 +22,15 @@ from attnbench.metrics.bleu import Score
 from attnbench.metrics.likelihood import perplexity
 from attnbench.metrics.sparsity import SiteSparsity
 from attnbench.models.base import Seq2SeqModel, Sizes, Source
+from attnbench.models.fertility.base import Fertility
 from attnbench.search.base import Hypothesis, Limits, Searcher
 from attnbench.tasks.base import Loss, Metrics, TaskSpec
 from attnbench.tasks.loss import smoothed_cross_entropy
 
 SENTENCES = 64
-"""Sentences decoded at a time where they are not in batches yet."""
+"""Sentences at a time, decoded where they are not in batches yet, or taught."""
+LESSON = 1 << 16
+"""Tokens of a batch of aligned sources at most, which so many sentences never reach."""
 NO_TOKEN = -1
 """An id that no output can hold."""
 SAMPLE = 256
@@ -86,6 +90,20 @@ class PairTask(ABC):
                     f"{model.max_length}; raise model.max_length"
                     + (", or lower task.max_length (in words)" if split == "train" else "")
                 )
+
+    def adapt(self, model: Seq2SeqModel, data: Data, seed: int, *, fresh: bool) -> Data:
+        fertility: Fertility | None = getattr(model, "fertility", None)
+        if fertility is None or fertility.needs == "nothing" or (fertility.needs == "lessons" and not fresh):
+            return data
+        aligned = endow(data)
+        if fertility.needs == "oracle":
+            return aligned
+        train, valid = (
+            [source_of(batch) for batch in aligned.eval_batches(split, tokens=LESSON, rows=SENTENCES)]
+            for split in ("train", "valid")
+        )
+        fertility.learn(train, valid, seed)
+        return data
 
     def count(self, batch: Batch) -> int:
         return int(batch.target_valid.sum())
@@ -172,6 +190,9 @@ class PairTask(ABC):
                 for weights in layers:
                     sites.add(site, weights, queries)
         values = {name: value for name, value in sites.numbers().items() if value is not None}
+        fertility: Fertility | None = getattr(model, "fertility", None)
+        if fertility is not None:
+            values |= {f"fertility/{name}": value for name, value in fertility.report().items()}
         return Metrics(values, {}, {"attended": seen}, {})
 
 

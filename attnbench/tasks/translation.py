@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+from jaxtyping import Int
 from pydantic import field_validator
 
 from attnbench.data.corpus import Data
+from attnbench.data.fertility import with_sink, word_aligner
 from attnbench.metrics.bleu import Score, corpus_bleu, corpus_chrf
-from attnbench.metrics.coverage import repetitions, share
+from attnbench.metrics.coverage import droppings, repetitions, share
 from attnbench.tasks.base import Metrics, tasks
 from attnbench.tasks.pairs import PairSpec, PairTask
 
@@ -21,6 +24,8 @@ class TranslationSpec(PairSpec):
     kind: Literal["translation"] = "translation"
     bleu: Literal["tok_lc", "tok"] = "tok_lc"
     """The score called `bleu`, on tokenised text: lower-cased (`tok_lc`) or as it is (`tok`)."""
+    drop: bool = False
+    """Measure the DROP-score too, with an aligner that learns from the training text and is kept with the data."""
     compound_split: bool = False
     """Score `a-b` as `a ##AT##-##AT## b` on both sides, as the papers do on En-De."""
     primary: ClassVar[str] = "test/bleu"
@@ -64,17 +69,31 @@ class Translation(PairTask):
         rep = share(counts)
         if rep is not None:
             values["rep"], signatures["rep"] = rep, f"n:2|case:{'lc' if lower else 'mixed'}|tok:none"
-        return Metrics(
-            values,
-            signatures,
-            {"sentences": len(lines)},
-            {
-                "txt": lines,
-                "ref.txt": references,
-                "detok.txt": plain,
-                "rep.txt": [f"{more} {words}" for more, words in counts.tolist()],
-            },
+        outputs = {"txt": lines, "ref.txt": references, "detok.txt": plain, "rep.txt": _pairs(counts)}
+        if self.spec.drop:
+            counts = self._dropped(data, split, lines, references, lower)
+            drop = share(counts)
+            outputs["drop.txt"] = _pairs(counts)
+            if drop is not None:
+                values["drop"], signatures["drop"] = drop, f"aligner:ibm2|sym:gdfa|case:{'lc' if lower else 'mixed'}"
+        return Metrics(values, signatures, {"sentences": len(lines)}, outputs)
+
+    def _dropped(
+        self, data: Data, split: str, lines: Sequence[str], references: Sequence[str], lower: bool
+    ) -> Int[np.ndarray, "lines 2"]:
+        """Of each line what `droppings` says; the sink is no word that could be dropped."""
+        source = with_sink(data.split(split).source)
+        aligner = word_aligner(data, lowercase=lower)
+        sinks = [len(line.split(" ")) - 1 for line in source]
+        sides = (
+            [[link for link in links if link[0] != sink] for links, sink in zip(found, sinks, strict=True)]
+            for found in (aligner.align(source, side) for side in (lines, references))
         )
+        return droppings(*sides)
 
     def written(self, data: Data, lines: list[str]) -> list[str]:
         return data.detokenize(lines)
+
+
+def _pairs(counts: Int[np.ndarray, "lines 2"]) -> list[str]:
+    return [f"{part} {whole}" for part, whole in counts.tolist()]

@@ -173,6 +173,19 @@ def test_a_wrong_line_lowers_the_score(data, task):
     assert task.score(data, "test", [""] * len(lines)).values["bleu"] == 0
 
 
+def test_drop_counts_source_words_that_the_output_leaves_out(tmp_path):
+    spec = TranslationSpec.model_validate({"dataset": {**DEMO, "pairs": 400}, "drop": True})
+    data = Data.open(spec.prepare(tmp_path / "cache", None, offline=True))
+    task, lines = spec.bind(), list(data.split("test").target)
+    perfect = task.score(data, "test", lines)
+    assert perfect.values["drop"] == 0
+    shorn = task.score(data, "test", [" ".join(line.split()[:-2]) for line in lines])
+    nothing = task.score(data, "test", [""] * len(lines))
+    assert 0 < shorn.values["drop"] < nothing.values["drop"] == 100
+    assert len(shorn.outputs["drop.txt"]) == len(lines)
+    assert "aligner:ibm2" in shorn.signatures["drop"]
+
+
 def test_rep_follows_the_case_of_bleu_and_keeps_its_counts(data):
     lines = list(data.split("test").target)
     doubled = [f"{lines[0]} Word word", *lines[1:]]

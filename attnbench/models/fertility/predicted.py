@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from attnbench.attention.history import last
 from attnbench.models.base import Sizes, Source
 from attnbench.models.fertility.base import Fertility, FertilitySpec, Lessons, Needs, fertilities
 
@@ -91,12 +92,12 @@ class PredictedFertility(Fertility):
         self.requires_grad_(False)
 
     def _lesson(self, lesson: Source) -> tuple[Source, Int[Tensor, "B S"], Bool[Tensor, "B S"]]:
-        """On the tagger's device: the source, the class of each position, and which positions are words."""
+        """On the tagger's device: the source, the class of each position, and which are words (the sink is none)."""
         assert lesson.fertility is not None  # or it would be no lesson
         device = self.output.weight.device
         source = Source(lesson.data.to(device), lesson.valid.to(device))
         classes = lesson.fertility.to(device).long().clamp(1, self.spec.most) - 1
-        return source, classes, source.valid
+        return source, classes, source.valid & ~last(source.valid)
 
     @torch.no_grad()
     def _judge(self, lessons: Lessons) -> tuple[float, float]:

@@ -108,12 +108,6 @@ def test_much_fertility_is_none():
     torch.testing.assert_close(bound, maps(model.double().eval(), source))
 
 
-def test_known_fertilities_take_the_place_of_the_model_s():
-    model, source = build(value=0.8), some_source()
-    given = Source(source.data, source.valid, torch.full(source.data.shape, 0.3, dtype=torch.float64))
-    torch.testing.assert_close(maps(model, given), maps(build(value=0.3), source))
-
-
 def test_exhaustion_prefers_words_with_much_left():
     source = some_source()
     plain, pushed = (

@@ -1,0 +1,65 @@
+"""How many target tokens each source token of a corpus is aligned to, kept beside the prepared data."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from attnbench.core.files import folder_atomic
+from attnbench.data.alignment.fertility import fertilities
+from attnbench.data.alignment.model import Aligner
+from attnbench.data.corpus import Data
+from attnbench.data.datasets.base import SPLITS
+from attnbench.data.store import IdLists, IdsWriter
+
+log = logging.getLogger("attnbench")
+
+SINK = "<sink>"
+"""Stands for EOS: what no source token explains may be aligned to it."""
+_BLOCK = 4096
+
+
+def endow(data: Data) -> Data:
+    """The same data, whose batches have fertilities: of forward alignments between tokens as the model sees them, EOS
+    being the sink (Malaviya et al. 2018). The aligner learns from the training split. Made once, then kept."""
+    folder = data.path / "fertility"
+    if not folder.exists():
+        log.info("aligning %s pairs for their fertilities", f"{len(data.split('train')):,}")
+        sides = {split: _as_words(data, split) for split in SPLITS}
+        aligner = Aligner.train(*sides["train"], directions=("forward",))
+        with folder_atomic(folder) as work:
+            for split, (source, target) in sides.items():
+                with IdsWriter(work / f"{split}.ids", rows=1) as writer:
+                    for first in range(0, len(source), _BLOCK):
+                        given = source[first : first + _BLOCK]
+                        links = aligner.align(given, target[first : first + _BLOCK], "forward")
+                        counts = fertilities(links, [len(line.split(" ")) for line in given])
+                        writer.write([count[:-1].tolist() for count in counts])
+    return Data(data.path, data.manifest, data.recipe, fertilities=folder)
+
+
+def _as_words(data: Data, split: str) -> tuple[list[str], list[str]]:
+    """Lines of ids, the source's with the sink at the end."""
+    ids = data.split(split).ids
+    return with_sink(_lines(ids.source)), _lines(ids.target)
+
+
+def _lines(lists: IdLists) -> list[str]:
+    return [" ".join(map(str, lists[number].tolist())) for number in range(len(lists))]
+
+
+def word_aligner(data: Data, *, lowercase: bool) -> Aligner:
+    """An aligner of the words of a corpus, tokenised and not in pieces, that its training split has taught. Made once.
+
+    Source lines end with SINK, here and where it is asked.
+    """
+    path = data.path / f"aligner{'-lc' if lowercase else ''}.npz"
+    if not path.exists():
+        train = data.split("train")
+        log.info("aligning %s pairs for the DROP-score", f"{len(train):,}")
+        Aligner.train(with_sink(train.source), list(train.target), lowercase=lowercase).save(path)
+    return Aligner.load(path)
+
+
+def with_sink(lines: Iterable[str]) -> list[str]:
+    return [f"{line} {SINK}".lstrip() for line in lines]

@@ -1,0 +1,76 @@
+"""Fertilities of a prepared corpus, and the aligner of its words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnbench.data.alignment.fertility import fertilities
+from attnbench.data.alignment.model import Aligner
+from attnbench.data.corpus import Data
+from attnbench.data.fertility import SINK, endow, with_sink, word_aligner
+from attnbench.data.prepare import prepare
+from attnbench.data.recipe import Recipe
+
+DEMO = {"kind": "demo", "pairs": 60, "held_out": 8}
+
+
+@pytest.fixture
+def data(tmp_path) -> Data:
+    recipe = {"dataset": DEMO, "tokenizer": {"kind": "bpe", "vocab": 200, "joint": True}}
+    return Data.open(prepare(Recipe.model_validate(recipe), cache=tmp_path / "cache"))
+
+
+def test_batches_have_the_fertilities_of_their_sources(data):
+    aligned = endow(data)
+    ids = data.split("train").ids
+    source = [" ".join(map(str, [*ids.source[line].tolist(), SINK])) for line in range(60)]
+    target = [" ".join(map(str, ids.target[line].tolist())) for line in range(60)]
+    links = Aligner.train(source, target, directions=("forward",)).align(source, target, "forward")
+    wanted = fertilities(links, [len(line.split()) for line in source])
+    seen = 0
+    for batch in aligned.eval_batches("train", tokens=300):
+        assert batch.fertility is not None
+        assert batch.fertility.shape == batch.source.shape
+        for row, line in enumerate(batch.index.tolist()):
+            length = int(batch.source_valid[row].sum())
+            assert batch.fertility[row, : length - 1].tolist() == wanted[line][:-1].tolist()
+            assert batch.fertility[row, length - 1] == 1  # EOS
+            assert not batch.fertility[row, length:].any()
+            seen += 1
+    assert seen == 60
+    assert max(int(count.max()) for count in wanted) > 1
+
+
+def test_every_split_has_some_and_training_batches_too(data):
+    aligned = endow(data)
+    for split in ("valid", "test"):
+        assert all(batch.fertility is not None for batch in aligned.eval_batches(split, tokens=300))
+    _, batch = next(aligned.batches(1, tokens=300))
+    assert batch.fertility is not None
+    plain = next(data.batches(1, tokens=300))[1]
+    assert plain.fertility is None
+    assert torch.equal(plain.source, batch.source)
+
+
+def test_alignments_are_made_once_and_the_data_stay_what_they_were(data, monkeypatch):
+    first = [batch.fertility for batch in endow(data).eval_batches("valid", tokens=300)]
+    monkeypatch.setattr(Aligner, "train", None)
+    again = endow(Data.open(data.path))
+    assert all(torch.equal(a, b.fertility) for a, b in zip(first, again.eval_batches("valid", tokens=300), strict=True))
+
+
+def test_a_batch_maps_what_it_has(data):
+    batch = next(data.eval_batches("valid", tokens=300))
+    assert batch.map(lambda tensor: tensor[:1]).fertility is None
+    assert batch.map(lambda tensor: tensor[:1]).source.shape[0] == 1
+
+
+def test_the_aligner_of_words_is_kept_and_knows_the_sink(data, monkeypatch):
+    first = word_aligner(data, lowercase=True)
+    monkeypatch.setattr(Aligner, "train", None)
+    kept = word_aligner(data, lowercase=True)
+    lines = list(data.split("test").source), list(data.split("test").target)
+    assert kept.align(with_sink(lines[0]), lines[1]) == first.align(with_sink(lines[0]), lines[1])
+    assert SINK in kept.source
+    assert with_sink(["", "a b"]) == [SINK, f"a b {SINK}"]

@@ -1,0 +1,156 @@
+"""Where fertilities come from: guided, actual and predicted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from attnbench.core.errors import AttnbenchError
+from attnbench.models.base import Sizes, Source, models
+from attnbench.models.fertility.base import Fertility, fertilities
+
+PAD, EOS, ROWS = 0, 2, 9
+SIZES = Sizes(ROWS, ROWS, False, PAD)
+SMALL = {"kind": "predicted", "layers": 1, "embedding": 8, "width": 8, "most": 4, "epochs": 12, "rate": 0.02}
+
+
+def build(raw: Any, seed: int = 0) -> Fertility:
+    torch.manual_seed(seed)
+    return fertilities.parse(raw).build(SIZES)
+
+
+def lesson(*rows: list[tuple[int, int]]) -> Source:
+    """Rows of (word, fertility) with EOS, the sink, behind, padded."""
+    width = max(map(len, rows)) + 1
+    padded = [[*row, (EOS, 1), *[(PAD, 0)] * (width - len(row) - 1)] for row in rows]
+    data, fertility = torch.tensor(padded).unbind(-1)
+    return Source(data, data != PAD, fertility.float())
+
+
+def test_guided_is_the_largest_seen_of_each_word():
+    guided = build("guided")
+    guided.learn([lesson([(3, 1), (4, 2), (3, 3)], [(5, 1)]), lesson([(4, 1), (3, 2)])], [], seed=1)
+    found = guided(Source(torch.tensor([[3, 4, 5, 6], [6, PAD, PAD, PAD]]), torch.ones(2, 4).bool()))
+    assert found[0].tolist() == [3, 2, 1, 1]
+    assert found[1, 0] == 1
+    assert guided.table[PAD] == 1  # padding taught nothing
+
+
+def test_guided_comes_back_with_the_weights():
+    guided, other = build("guided"), build("guided")
+    guided.learn([lesson([(3, 2)])], [], seed=1)
+    other.load_state_dict(guided.state_dict())
+    assert torch.equal(other.table, guided.table)
+
+
+def test_actual_adds_its_slack_and_asks_for_an_oracle():
+    source = lesson([(3, 1), (4, 2)])
+    assert build("actual")(source)[:, :2].tolist() == [[2, 3]]
+    assert build({"kind": "actual", "slack": 0.5})(source)[:, :2].tolist() == [[1.5, 2.5]]
+    with pytest.raises(AttnbenchError, match="oracle"):
+        build("actual")(Source(source.data, source.valid))
+
+
+def drawn(count: int, seed: int) -> list[Source]:
+    """Words that have the fertility 3 before the word 8, else 1; but for the word 3, which has 2."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for _ in range(count):
+        rows = []
+        for _ in range(8):
+            words = torch.randint(
+                3, ROWS, (int(torch.randint(1, 7, (), generator=generator)),), generator=generator
+            ).tolist()
+            after = [*words[1:], PAD]
+            rows.append(
+                [
+                    (word, 2 if word == 3 else 3 if follows == 8 else 1)
+                    for word, follows in zip(words, after, strict=True)
+                ]
+            )
+        found.append(lesson(*rows))
+    return found
+
+
+@pytest.fixture(scope="module")
+def taught() -> Fertility:
+    tagger = build(SMALL)
+    tagger.learn(drawn(25, 1), drawn(4, 2), seed=5)
+    return tagger
+
+
+def test_predicted_learns_what_words_and_neighbours_decide(taught):
+    report = taught.report()
+    assert report["f1"] > 0.9
+    assert report["accuracy"] > 0.9
+    source = lesson([(4, 1), (8, 1), (3, 2), (5, 1)])
+    assert (taught._tag(source).argmax(-1) + 1)[0, :4].tolist() == [3, 1, 2, 1]
+    assert taught(source)[0, 0] > taught(source)[0, 2] > taught(source)[0, 1]
+
+
+def test_the_expectation_is_that_of_the_probabilities(taught):
+    source = lesson([(4, 1), (8, 1)])
+    chances = taught._tag(source).softmax(-1)
+    torch.testing.assert_close(taught(source), (chances * torch.tensor([1.0, 2, 3, 4])).sum(-1) + 1)
+
+
+def test_padding_and_batches_change_nothing(taught):
+    first, second = [(4, 1), (8, 1), (3, 2)], [(5, 1)]
+    together = taught(lesson(first, second))
+    torch.testing.assert_close(together[0], taught(lesson(first))[0])
+    torch.testing.assert_close(together[1, :2], taught(lesson(second))[0])
+
+
+def test_what_was_learned_stays_as_it_is(taught):
+    """No gradient, and no dropout while the model around it trains."""
+    assert not any(parameter.requires_grad for parameter in taught.parameters())
+    source = lesson([(4, 1), (8, 1)])
+    taught.train()
+    assert torch.equal(taught(source), taught(source))
+
+
+def test_learning_is_a_function_of_the_seed_and_leaves_the_generator_alone():
+    results = []
+    for own in (3, 4):
+        tagger = build({**SMALL, "epochs": 1})
+        torch.manual_seed(own)
+        before = torch.get_rng_state()
+        tagger.learn(drawn(3, 1), drawn(1, 2), seed=5)
+        assert torch.equal(torch.get_rng_state(), before)
+        results.append(tagger.output.weight)
+    assert torch.equal(*results)
+
+
+def test_larger_fertilities_count_as_the_most():
+    tagger = build({**SMALL, "epochs": 1})
+    tagger.learn([lesson([(4, 30)])], [lesson([(4, 30)])], seed=1)
+    assert tagger(lesson([(4, 1)]))[0, 0] <= SMALL["most"] + 1
+
+
+def test_a_source_without_tokens_is_no_nan(taught):
+    source = Source(torch.full((2, 3), PAD), torch.zeros(2, 3).bool())
+    assert taught(source).isfinite().all()
+
+
+@pytest.mark.parametrize("kind", fertilities.kinds())
+def test_every_kind_stands_in_a_decoder_and_comes_back_with_its_weights(kind):
+    fertility = {"constant": {"kind": kind, "value": 2}, "predicted": SMALL}.get(kind, {"kind": kind})
+    raw = {
+        "kind": "gru",
+        "layers": 1,
+        "width": 6,
+        "fertility": fertility,
+        "attention": {"cross": {"transform": "csoftmax"}},
+    }
+    source, target = lesson([(3, 1), (4, 2), (5, 1)], [(6, 1)]), torch.tensor([[1, 3], [1, 4]])
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        model = models.parse(raw).build(SIZES).eval()
+        if found:
+            model.load_state_dict(found[0][0])
+        found.append((model.state_dict(), model.decode(model.encode(source), target).hidden))
+    assert torch.equal(found[0][1], found[1][1])
+    assert fertilities.get(kind).paper
