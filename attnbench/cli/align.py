@@ -31,10 +31,8 @@ def align(
     tool: Annotated[Tool, typer.Option("--aligner", help="The one built in, or eflomal if installed.")] = Tool.ibm2,
     save: Annotated[Path | None, typer.Option("--save", help="Keep what was learned in this file.")] = None,
     load: Annotated[Path | None, typer.Option("--load", help="Learn nothing: use what --save kept.")] = None,
-    gold: Annotated[
-        Path | None, typer.Option("--gold", help="Links to score against: s-t; possible: *s-t, spt.")
-    ] = None,
-    gold_first: Annotated[int, typer.Option("--gold-first", help="Number of the first word there.", min=0, max=1)] = 0,
+    gold: common.Gold = None,
+    gold_first: common.GoldFirst = 0,
     out: Annotated[Path | None, typer.Option("--out", help="File for the links, instead of stdout.")] = None,
     as_json: common.Json = False,
 ) -> None:

@@ -28,6 +28,8 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Start every cell over, fin
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of the run folders.")]
 From = Annotated[Path | None, typer.Option("--from", help="Folder with the corpus files; nothing is downloaded.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Make no request.")]
+Gold = Annotated[Path | None, typer.Option("--gold", help="Links to score against: s-t; possible: *s-t, spt.")]
+GoldFirst = Annotated[int, typer.Option("--gold-first", help="Number of the first word there.", min=0, max=1)]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 RUNS = Path("runs")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attnbench.cli import common
+
+if TYPE_CHECKING:
+    from attnbench.experiment.evaluation import Trained
 
 
 def evaluate(
@@ -16,19 +19,33 @@ def evaluate(
     split: Annotated[str, typer.Option("--split", help="Split to score.")] = "test",
     step: Annotated[int | None, typer.Option("--step", help="One checkpoint, instead of what was evaluated.")] = None,
     text: Annotated[Path | None, typer.Option("--input", help="Translate this text file instead; - is stdin.")] = None,
+    align: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option("--align", metavar="SOURCE TARGET", help="Link two tokenised texts by its attention instead."),
+    ] = None,
+    gold: common.Gold = None,
+    gold_first: common.GoldFirst = 0,
     overrides: common.Overrides = None,
     device: common.Device = None,
     as_json: common.Json = False,
 ) -> None:
-    """Decode a split with a trained cell and score it, or translate a text. Nothing in the run folder changes.
+    """Decode a split with a trained cell and score it, translate a text, or judge its attention as word alignment.
+    Nothing in the run folder changes.
 
     Example: attnbench eval runs/demo/cells/budget-inf-s1-082c611b --split valid --set search.size=10
 
     Example: echo "ein Hund läuft" | attnbench eval CELL --input -
+
+    Example: attnbench eval CELL --align test.de test.en --gold test.gold
     """
+    from attnbench.core.errors import SpecError
     from attnbench.data.prepare import cache_root
     from attnbench.experiment.evaluation import load_trained, score_split, translate
 
+    if gold is not None and align is None:
+        raise SpecError("--gold: links of which text? Name it with --align SOURCE TARGET")
+    if align is not None and text is not None:
+        raise SpecError("--align and --input exclude each other")
     trained = load_trained(cell, overrides or [], cache_root(), device=device, step=step)
     if text is not None:
         lines = translate(trained, common.read_lines(text))
@@ -36,6 +53,9 @@ def evaluate(
             common.emit_json({"steps": trained.steps, "translations": lines})
         else:
             sys.stdout.writelines(f"{line}\n" for line in lines)
+        return
+    if align is not None:
+        _judge(trained, align, gold, gold_first, as_json=as_json)
         return
     metrics = score_split(trained, split)
     if as_json:
@@ -47,3 +67,31 @@ def evaluate(
     for name, value in metrics.values.items():
         signature = metrics.signatures.get(name, "")
         out.print(f"{split}/{name} {value:.4f} {signature}".rstrip(), markup=False)
+
+
+def _judge(trained: Trained, text: tuple[Path, Path], gold: Path | None, first: int, *, as_json: bool) -> None:
+    """Links by attention; with gold ones, the error rates of links and of weights instead."""
+    from attnbench.data.alignment.links import format_links, read_gold
+    from attnbench.data.alignment.tools import read_sides
+    from attnbench.experiment.evaluation import attention
+    from attnbench.metrics.alignment import alignment_error_rate, attention_links, soft_alignment_error_rate
+
+    sides = read_sides(*text)
+    right = read_gold(gold, *sides, first=first) if gold else []
+    weights = attention(trained, *sides)
+    links = [attention_links(table) for table in weights]
+    if gold is None:
+        lines = [format_links(each) for each in links]
+        if as_json:
+            common.emit_json({"steps": trained.steps, "alignments": lines})
+        else:
+            sys.stdout.writelines(f"{line}\n" for line in lines)
+        return
+    sure, possible = [each.sure for each in right], [each.possible for each in right]
+    soft = soft_alignment_error_rate(weights, sure, possible)
+    scores = {**alignment_error_rate(links, sure, possible)._asdict(), "saer": soft.aer}
+    if as_json:
+        common.emit_json({"steps": trained.steps, "pairs": len(links), **scores})
+        return
+    for name, value in scores.items():
+        common.console().print(f"{name} {'-' if value is None else f'{value:.4f}'}", markup=False)

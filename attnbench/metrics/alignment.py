@@ -11,10 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 Link = tuple[int, int]
 """(source, target), counted from 0."""
 
-SINK = "<sink>"
-_JOINT = "@@"
-"""Ends every piece of a word but its last (Sennrich et al. 2016)."""
-
 
 class AlignmentScore(NamedTuple):
     """0 to 1; None where nothing is there to divide by. aer: the less, the better."""
@@ -78,27 +74,23 @@ def attention_links(weights: ArrayLike) -> list[Link]:
     return sorted((int(best[target]), target) for target in np.flatnonzero(table.max(-1) > 0).tolist())
 
 
-def word_weights(weights: ArrayLike, source: Sequence[str], target: Sequence[str]) -> NDArray[np.float64]:
+def word_weights(weights: ArrayLike, source: Sequence[int], target: Sequence[int]) -> NDArray[np.float64]:
     """[target pieces, source pieces] -> [target words, source words].
 
-    Sums over the pieces of a source word, means over those of a target word. source, target: the pieces; one that ends
-    in `@@` belongs to the word that goes on. A last source piece `<sink>` is no word: its column is dropped.
-    Raises ValueError where the shape is not that of the pieces.
+    Sums over the pieces of a source word, means over those of a target word. source, target: the pieces of each word;
+    a word without any gets 0. Raises ValueError where the shape is not that of the pieces.
     """
     table = np.asarray(weights, dtype=np.float64)
-    if table.shape != (len(target), len(source)):
-        raise ValueError(f"weights {table.shape} do not belong to {len(target)} target and {len(source)} source pieces")
-    if source and source[-1] == SINK:
-        table, source = table[:, :-1], source[:-1]
+    if table.shape != (sum(target), sum(source)):
+        raise ValueError(f"weights {table.shape} do not belong to {sum(target)} target and {sum(source)} source pieces")
     columns, rows = _membership(source), _membership(target)
-    return rows / rows.sum(1, keepdims=True) @ table @ columns.T
+    return rows / np.maximum(rows.sum(1, keepdims=True), 1) @ table @ columns.T
 
 
-def _membership(pieces: Sequence[str]) -> NDArray[np.float64]:
+def _membership(pieces: Sequence[int]) -> NDArray[np.float64]:
     """[words, pieces]: 1 where the piece is part of the word."""
-    begins = [number == 0 or not pieces[number - 1].endswith(_JOINT) for number in range(len(pieces))]
-    words = np.cumsum(begins, dtype=np.int64) - 1
-    return (np.arange(int(sum(begins)))[:, None] == words).astype(np.float64)
+    owner = np.repeat(np.arange(len(pieces)), pieces)
+    return (np.arange(len(pieces))[:, None] == owner).astype(np.float64)
 
 
 def _sum_at(table: NDArray[np.float64], links: set[Link], number: int) -> float:

@@ -1,0 +1,47 @@
+"""`attnbench eval --align`: attention as word alignment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def cell(invoke, tiny, tmp_path) -> Path:
+    """A trained cell, and a text beside it."""
+    (tmp_path / "s.txt").write_text("a b c\nc b\n")
+    (tmp_path / "t.txt").write_text("x y\nz\n")
+    (tmp_path / "gold").write_text("1-1 2p2\n1-1\n")
+    invoke("train", "--cell", "budget-1", *tiny)
+    (found,) = (tmp_path / "runs").glob("*/cells/*")
+    return found
+
+
+def test_links_and_their_error_rates(invoke, cell):
+    text = ["--align", "s.txt", "t.txt"]
+    lines = invoke("eval", cell, *text).stdout.splitlines()
+    assert len(lines) == 2
+    for line, (sources, targets) in zip(lines, [(3, 2), (2, 1)], strict=True):
+        links = [tuple(map(int, link.split("-"))) for link in line.split()]
+        assert len(links) <= targets  # one for each target word that does not attend to EOS alone
+        assert all(source < sources and target < targets for source, target in links)
+    assert json.loads(invoke("eval", cell, *text, "--json").stdout)["alignments"] == lines
+    scores = json.loads(invoke("eval", cell, *text, "--gold", "gold", "--gold-first", 1, "--json").stdout)
+    assert scores["pairs"] == 2
+    assert all(0 <= scores[name] <= 1 for name in ("aer", "precision", "recall", "saer"))
+    shown = invoke("eval", cell, *text, "--gold", "gold", "--gold-first", 1).stdout
+    assert f"aer {scores['aer']:.4f}" in shown
+    assert f"saer {scores['saer']:.4f}" in shown
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    (["--gold", "gold"], "--align SOURCE TARGET"),
+    (["--align", "s.txt", "t.txt", "--input", "s.txt"], "exclude each other"),
+    (["--align", "s.txt", "gold", "--gold", "t.txt"], "t.txt:1: 'x' is no link"),
+    (["--align", "s.txt", "absent"], "absent"),
+])  # fmt: skip
+def test_what_cannot_be_is_told(invoke, cell, options, words):
+    result = invoke("eval", cell, *options, code=4 if "absent" in options or "t.txt" in options[-1:] else 2)
+    assert words in result.stderr
