@@ -79,6 +79,20 @@ class AdamWSpec(_AdamFields):
         return self._build(torch.optim.AdamW, parameters)
 
 
+@optimizers.register
+class SgdSpec(OptimizerSpec):
+    """Plain stochastic gradient descent."""
+
+    kind: Literal["sgd"] = "sgd"
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the last step in the next."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Added to the gradient."""
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.0, momentum=self.momentum, weight_decay=self.weight_decay)
+
+
 @schedules.register
 class ConstantSpec(ScheduleSpec):
     """The same learning rate throughout, after a linear warm-up if any."""
@@ -111,6 +125,24 @@ class InverseSqrtSpec(ScheduleSpec):
         if step < self.warmup:
             return self.start + (self.lr - self.start) * step / self.warmup
         return max(self.minimum, self.lr * (self.warmup / step) ** 0.5)
+
+
+@schedules.register
+class StairsSpec(ScheduleSpec):
+    """The same learning rate for `first` updates, then `factor` times it for each `every` updates more (Luong 2015)."""
+
+    kind: Literal["stairs"] = "stairs"
+    lr: float = Field(default=1.0, gt=0)
+    """Learning rate at the beginning."""
+    first: int = Field(ge=1)
+    """Updates at that rate."""
+    every: int = Field(ge=1)
+    """Updates at each rate after it."""
+    factor: float = Field(default=0.5, gt=0, le=1)
+    """What the rate is multiplied by."""
+
+    def rate(self, step: int, width: int) -> float:
+        return self.lr * self.factor ** max(0, -(-(step - self.first) // self.every))
 
 
 @schedules.register

@@ -106,3 +106,25 @@ def test_the_rate_is_set_before_each_step():
 def test_betas_are_two_numbers_below_one(betas: list[float]):
     with pytest.raises(ValidationError, match="two numbers"):
         optimizers.parse({"kind": "adam", "betas": betas})
+
+
+def test_stairs_keep_the_rate_and_then_halve_it_again_and_again():
+    schedule = schedules.parse({"kind": "stairs", "lr": 0.8, "first": 100, "every": 10})
+    found = [schedule.rate(step, 512) for step in (1, 100, 101, 110, 111, 121)]
+    assert found == pytest.approx([0.8, 0.8, 0.4, 0.4, 0.2, 0.1])
+    with pytest.raises(ValidationError, match="every"):
+        schedules.parse({"kind": "stairs", "first": 10})
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_gradient_descent(momentum: float):
+    weight, buffer = nn.Parameter(torch.tensor([2.0, -1.0], dtype=torch.float64)), torch.zeros(2, dtype=torch.float64)
+    expected = weight.detach().clone()
+    optimizer = optimizers.parse({"kind": "sgd", "momentum": momentum, "weight_decay": 0.1}).build([weight])
+    for gradient in (torch.tensor([1.0, 2.0]).double(), torch.tensor([-1.0, 0.5]).double()):
+        weight.grad = gradient.clone()
+        set_rate(optimizer, 0.25)
+        optimizer.step()
+        buffer = momentum * buffer + gradient + 0.1 * expected
+        expected = expected - 0.25 * buffer
+    torch.testing.assert_close(weight.detach(), expected)
