@@ -50,6 +50,15 @@ def locked(path: Path) -> Iterator[None]:
         file.close()
 
 
+@contextmanager
+def making(path: Path) -> Iterator[None]:
+    """One process at a time makes `path`; the others wait, and find it there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (path.parent / f"{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def is_locked(path: Path) -> bool:
     """True while a living process holds the lock."""
     try:

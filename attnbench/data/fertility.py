@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from pathlib import Path
 
 from attnbench.core.files import folder_atomic
+from attnbench.core.lock import making
 from attnbench.data.alignment.fertility import fertilities
 from attnbench.data.alignment.model import Aligner
 from attnbench.data.corpus import Data
@@ -16,26 +18,33 @@ log = logging.getLogger("attnbench")
 
 SINK = "<sink>"
 """Stands for EOS: what no source token explains may be aligned to it."""
+VERSION = 1
+"""Part of the names under which results are kept: another number where the aligner gives other links."""
 _BLOCK = 4096
 
 
 def endow(data: Data) -> Data:
     """The same data, whose batches have fertilities: of forward alignments between tokens as the model sees them, EOS
     being the sink (Malaviya et al. 2018). The aligner learns from the training split. Made once, then kept."""
-    folder = data.path / "fertility"
-    if not folder.exists():
-        log.info("aligning %s pairs for their fertilities", f"{len(data.split('train')):,}")
-        sides = {split: _as_words(data, split) for split in SPLITS}
-        aligner = Aligner.train(*sides["train"], directions=("forward",))
-        with folder_atomic(folder) as work:
-            for split, (source, target) in sides.items():
-                with IdsWriter(work / f"{split}.ids", rows=1) as writer:
-                    for first in range(0, len(source), _BLOCK):
-                        given = source[first : first + _BLOCK]
-                        links = aligner.align(given, target[first : first + _BLOCK], "forward")
-                        counts = fertilities(links, [len(line.split(" ")) for line in given])
-                        writer.write([count[:-1].tolist() for count in counts])
+    folder = data.path / f"fertility-{VERSION}"
+    with making(folder):
+        if not folder.exists():
+            _write_fertilities(data, folder)
     return Data(data.path, data.manifest, data.recipe, fertilities=folder)
+
+
+def _write_fertilities(data: Data, folder: Path) -> None:
+    log.info("aligning %s pairs for their fertilities", f"{len(data.split('train')):,}")
+    sides = {split: _as_words(data, split) for split in SPLITS}
+    aligner = Aligner.train(*sides["train"], directions=("forward",))
+    with folder_atomic(folder) as work:
+        for split, (source, target) in sides.items():
+            with IdsWriter(work / f"{split}.ids", rows=1) as writer:
+                for first in range(0, len(source), _BLOCK):
+                    given = source[first : first + _BLOCK]
+                    links = aligner.align(given, target[first : first + _BLOCK], "forward")
+                    counts = fertilities(links, [len(line.split(" ")) for line in given])
+                    writer.write([count[:-1].tolist() for count in counts])
 
 
 def _as_words(data: Data, split: str) -> tuple[list[str], list[str]]:
@@ -53,11 +62,12 @@ def word_aligner(data: Data, *, lowercase: bool) -> Aligner:
 
     Source lines end with SINK, here and where it is asked.
     """
-    path = data.path / f"aligner{'-lc' if lowercase else ''}.npz"
-    if not path.exists():
-        train = data.split("train")
-        log.info("aligning %s pairs for the DROP-score", f"{len(train):,}")
-        Aligner.train(with_sink(train.source), list(train.target), lowercase=lowercase).save(path)
+    path = data.path / f"aligner-{VERSION}{'-lc' if lowercase else ''}.npz"
+    with making(path):
+        if not path.exists():
+            train = data.split("train")
+            log.info("aligning %s pairs for the DROP-score", f"{len(train):,}")
+            Aligner.train(with_sink(train.source), list(train.target), lowercase=lowercase).save(path)
     return Aligner.load(path)
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from typing import Any
 import attnbench
 from attnbench.core.errors import DataError
 from attnbench.core.files import folder_atomic, write_json
+from attnbench.core.lock import making
 from attnbench.data.build import build
 from attnbench.data.datasets.base import DatasetSpec, datasets
 from attnbench.data.obtain import not_found, obtain
@@ -60,7 +59,7 @@ def prepare(recipe: Recipe, *, cache: Path, source: Path | None = None, offline:
     try:
         ready = _ready(path, recipe, source)
         if not ready:
-            with _locked(path):
+            with making(path):
                 ready = _ready(path, recipe, source)  # another process may have made it meanwhile
                 if not ready:
                     _make(recipe, path, cache, source, offline)
@@ -208,15 +207,6 @@ def _compare_checksums(dataset: DatasetSpec, sources: list[dict[str, Any]]) -> N
                 "%s: %s is not the released file (sha256 %s, released %s); its results cannot be set beside others'",
                 dataset.kind, item["name"], item["sha256"], value,
             )  # fmt: skip
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One process at a time makes `path`; the others wait and find it there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with (path.parent / f"{path.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _explain(error: OSError, cache: Path) -> DataError:

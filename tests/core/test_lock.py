@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.core.lock import LockedError, is_locked, locked
+from attnbench.core.lock import LockedError, is_locked, locked, making
 
 HOLD = """
 import sys, time
@@ -85,3 +85,19 @@ def test_looking_at_a_lock_keeps_nobody_from_taking_it(tmp_path: Path):
         over.set()
         for watcher in watchers:
             watcher.join()
+
+
+def test_what_one_makes_the_others_find(tmp_path: Path):
+    made, seen = tmp_path / "deep" / "thing", []
+
+    def make() -> None:
+        with making(made):
+            seen.append(made.exists())
+            made.touch()
+
+    threads = [threading.Thread(target=make) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(seen) == [False, True, True, True]
