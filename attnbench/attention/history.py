@@ -36,6 +36,11 @@ def endow(fertility: Float[Tensor, "B K"], valid: Bool[Tensor, "B K"]) -> Float[
 
 
 def left(fertility: Float[Tensor, "B K"], spent: Float[Tensor, "R #H K"]) -> Float[Tensor, "B #H Q K"]:
-    """`u = max(0, f - spent)` (Malaviya et al. 2018); the gradient goes back through what was spent."""
+    """`u = max(0, f - spent)` (Malaviya et al. 2018); the gradient goes back through what was spent.
+
+    What is left where NaN was spent is inf: the context of that step is NaN already, and a training that has diverged
+    shall tell it by its loss.
+    """
     batch = fertility.shape[0]
-    return (fertility[:, None, None, :].to(spent.dtype) - fold(spent, batch)).clamp_min(0.0)
+    difference = fertility[:, None, None, :].to(spent.dtype) - fold(spent, batch)
+    return difference.clamp_min(0.0).nan_to_num(nan=torch.inf, posinf=torch.inf)

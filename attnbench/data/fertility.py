@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from attnbench.core.errors import DataError
 from attnbench.core.files import folder_atomic
 from attnbench.core.lock import making
 from attnbench.data.alignment.fertility import fertilities
+from attnbench.data.alignment.links import words
 from attnbench.data.alignment.model import Aligner
 from attnbench.data.corpus import Data
 from attnbench.data.datasets.base import SPLITS
@@ -23,14 +26,27 @@ VERSION = 1
 _BLOCK = 4096
 
 
-def endow(data: Data) -> Data:
+def with_fertilities(data: Data) -> Data:
     """The same data, whose batches have fertilities: of forward alignments between tokens as the model sees them, EOS
     being the sink (Malaviya et al. 2018). The aligner learns from the training split. Made once, then kept."""
     folder = data.path / f"fertility-{VERSION}"
-    with making(folder):
+    with _kept(folder):
         if not folder.exists():
             _write_fertilities(data, folder)
     return Data(data.path, data.manifest, data.recipe, fertilities=folder)
+
+
+@contextmanager
+def _kept(path: Path) -> Iterator[None]:
+    """One process at a time makes `path`. Raises DataError where nothing can be written."""
+    try:
+        with making(path):
+            yield
+    except OSError as error:
+        raise DataError(
+            f"{error.filename or path}: {error.strerror or error}; alignments are kept beside the prepared data: make "
+            "that folder writable, or set ATTNBENCH_CACHE to one that is"
+        ) from error
 
 
 def _write_fertilities(data: Data, folder: Path) -> None:
@@ -43,7 +59,7 @@ def _write_fertilities(data: Data, folder: Path) -> None:
                 for first in range(0, len(source), _BLOCK):
                     given = source[first : first + _BLOCK]
                     links = aligner.align(given, target[first : first + _BLOCK], "forward")
-                    counts = fertilities(links, [len(line.split(" ")) for line in given])
+                    counts = fertilities(links, [len(words(line)) for line in given])
                     writer.write([count[:-1].tolist() for count in counts])
 
 
@@ -63,7 +79,7 @@ def word_aligner(data: Data, *, lowercase: bool) -> Aligner:
     Source lines end with SINK, here and where it is asked.
     """
     path = data.path / f"aligner-{VERSION}{'-lc' if lowercase else ''}.npz"
-    with making(path):
+    with _kept(path):
         if not path.exists():
             train = data.split("train")
             log.info("aligning %s pairs for the DROP-score", f"{len(train):,}")
@@ -72,4 +88,5 @@ def word_aligner(data: Data, *, lowercase: bool) -> Aligner:
 
 
 def with_sink(lines: Iterable[str]) -> list[str]:
-    return [f"{line} {SINK}".lstrip() for line in lines]
+    """The lines with the sink behind."""
+    return [f"{line} {SINK}".lstrip(" ") for line in lines]

@@ -66,10 +66,14 @@ def build_model(spec: CellSpec) -> torch.nn.Module:
 
 
 def count_parameters(spec: CellSpec) -> int:
-    """Parameters of the cell's model, shared ones once; no memory is taken."""
+    """Parameters that the cell trains, shared ones once; no memory is taken."""
     with torch.device("meta"):
         model = spec.model.build(spec.task.model_sizes())
-    return sum(parameter.numel() for parameter in model.parameters())
+    return _size(model)
+
+
+def _size(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, Any]:
@@ -117,7 +121,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
         listen({"event": f"{outcome.ending.text}; no checkpoint lies before it, so there are no scores; {mend}"})
     result = _result(cell, outcome, parts, run, at, steps)
     result |= {"commit": attempts[-1]["commit"], "dirty": any(attempt["dirty"] for attempt in attempts)}
-    result["metrics"]["params"] = sum(parameter.numel() for parameter in model.parameters())
+    result["metrics"]["params"] = _size(model)
     result["total_seconds"] = time.perf_counter() - started + outcome.resumed_seconds
     run.finish(result)
     return result

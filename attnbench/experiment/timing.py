@@ -13,9 +13,9 @@ from pydantic import Field
 
 from attnbench.core.spec import Spec
 from attnbench.core.tree import map_batch
-from attnbench.models.base import Source
 from attnbench.search.base import Hypothesis, Searcher
 from attnbench.tasks.base import Metrics, Task
+from attnbench.tasks.pairs import source_of
 from attnbench.train.runtime import Runtime
 
 
@@ -56,7 +56,7 @@ def time_decoding(
     @torch.no_grad()
     def encode() -> None:
         for batch in batches:
-            model.encode(Source(batch.source, batch.source_valid))
+            model.encode(source_of(batch))
 
     task.decode(model, batches[-1:], searcher, to_limit=spec.full_length)
     seconds = [_clocked(decode, runtime) for _ in range(spec.decode_runs)]

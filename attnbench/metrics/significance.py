@@ -66,17 +66,19 @@ def bootstrap(
 
     The same `samples` draws of lines, with replacement, are scored for both. p is the share of draws whose absolute
     difference is above its mean over draws by more than the difference seen, the latter counted in:
-    small where the two differ for sure. Systems of equal BLEU get 1. A function of its arguments alone.
+    small where the two differ for sure. Systems of equal scores get 1. A function of its arguments alone.
 
     blocks: the lines are the same test set that many times over (the outputs of several seeds, end to end); a sentence
     is drawn with all its outputs, for they are no independent evidence.
 
-    Raises ValueError for no samples, blocks that do not divide the lines, or sides of unequal shape.
+    Raises ValueError for no lines, no samples, blocks that do not divide the lines, or sides of unequal shape.
     """
     if samples < 1:
         raise ValueError(f"a bootstrap needs at least one sample, not {samples}")
     if system.shape != baseline.shape:
         raise ValueError(f"counts of {len(system)} lines cannot be paired with those of {len(baseline)}")
+    if not len(system):
+        raise ValueError("there are no lines to score")
     if blocks < 1 or len(system) % blocks:
         raise ValueError(f"{len(system)} lines are not {blocks} equal blocks")
     seen = abs(score(system.sum(0)) - score(baseline.sum(0)))

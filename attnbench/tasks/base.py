@@ -62,8 +62,10 @@ class Task(Protocol):
         """loss and ppl of a split by teacher forcing."""
         ...
 
-    def evaluate(self, model: Any, data: Any, split: str, searcher: Searcher, tokens: int) -> Metrics:
-        """Decode a split and score it. `unfinished`: outputs that the length limit cut off."""
+    def evaluate(
+        self, model: Any, data: Any, split: str, searcher: Searcher, tokens: int, *, brief: bool = False
+    ) -> Metrics:
+        """Decode a split and score it. `unfinished`: outputs that the length limit cut off. brief: `bleu` alone."""
         ...
 
     def references(self, data: Any, split: str) -> list[str]:

@@ -14,7 +14,7 @@ from attnbench.core.errors import AttnbenchError
 from attnbench.data.base import BOS, EOS, PAD, Batch
 from attnbench.data.corpus import Data
 from attnbench.data.datasets.base import SPLITS
-from attnbench.data.fertility import endow
+from attnbench.data.fertility import with_fertilities
 from attnbench.data.prepare import prepare, prepared_path
 from attnbench.data.recipe import Recipe
 from attnbench.data.tokenizers.word import WordSpec
@@ -95,7 +95,7 @@ class PairTask(ABC):
         fertility: Fertility | None = getattr(model, "fertility", None)
         if fertility is None or fertility.needs == "nothing" or (fertility.needs == "lessons" and not fresh):
             return data
-        aligned = endow(data)
+        aligned = with_fertilities(data)
         if fertility.needs == "oracle":
             return aligned
         train, valid = (
@@ -135,11 +135,15 @@ class PairTask(ABC):
             decoded |= {line: best[0] for line, best in zip(batch.index.tolist(), found, strict=True)}
         return decoded
 
-    def evaluate(self, model: Seq2SeqModel, data: Data, split: str, searcher: Searcher, tokens: int) -> Metrics:
+    def evaluate(
+        self, model: Seq2SeqModel, data: Data, split: str, searcher: Searcher, tokens: int, *, brief: bool = False
+    ) -> Metrics:
         started = time.perf_counter()
         decoded = self.decode(model, data.eval_batches(split, tokens=tokens), searcher)
         seconds = time.perf_counter() - started
         lines = [data.target_vocabulary.decode(decoded[line].tokens) for line in range(len(decoded))]
+        if brief:
+            return Metrics({"bleu": self.bleu(lines, self.references(data, split)).value}, {}, {}, {})
         metrics = self.score(data, split, lines)
         produced = sum(len(best.tokens) + 1 for best in decoded.values())
         metrics.values["unfinished"] = sum(not best.finished for best in decoded.values())

@@ -9,10 +9,12 @@ import numpy as np
 from jaxtyping import Int
 from pydantic import field_validator
 
+from attnbench.data.alignment.links import words
 from attnbench.data.corpus import Data
 from attnbench.data.fertility import with_sink, word_aligner
 from attnbench.metrics.bleu import Score, corpus_bleu, corpus_chrf
 from attnbench.metrics.coverage import droppings, repetitions, share
+from attnbench.models.base import Seq2SeqModel
 from attnbench.tasks.base import Metrics, tasks
 from attnbench.tasks.pairs import PairSpec, PairTask
 
@@ -51,6 +53,11 @@ class Translation(PairTask):
         super().__init__()
         self.spec = spec
 
+    def adapt(self, model: Seq2SeqModel, data: Data, seed: int, *, fresh: bool) -> Data:
+        if self.spec.drop:  # what cannot be kept is told before the training, not after it
+            word_aligner(data, lowercase=self.spec.bleu == "tok_lc")
+        return super().adapt(model, data, seed, fresh=fresh)
+
     def bleu(self, lines: Sequence[str], references: Sequence[str]) -> Score:
         if self.spec.compound_split and self.spec.split_hyphens:  # `a @-@ b` is a hyphen split once already
             lines, references = ([line.replace(" @-@ ", "-") for line in side] for side in (lines, references))
@@ -84,7 +91,7 @@ class Translation(PairTask):
         """Of each line what `droppings` says; the sink is no word that could be dropped."""
         source = with_sink(data.split(split).source)
         aligner = word_aligner(data, lowercase=lower)
-        sinks = [len(line.split(" ")) - 1 for line in source]
+        sinks = [len(words(line)) - 1 for line in source]
         sides = (
             [[link for link in links if link[0] != sink] for links, sink in zip(found, sinks, strict=True)]
             for found in (aligner.align(source, side) for side in (lines, references))

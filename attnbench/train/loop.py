@@ -209,7 +209,7 @@ def _validate(
     with torch.no_grad(), runtime.autocast():
         values = task.validate(model, data, "valid", tokens)
         if validator is not None and math.isfinite(values["loss"]):
-            values["bleu"] = task.evaluate(model, data, "valid", validator, tokens).values["bleu"]
+            values["bleu"] = task.evaluate(model, data, "valid", validator, tokens, brief=True).values["bleu"]
     model.train()
     value = -values["loss"] if spec.select == "loss" else values.get("bleu", math.nan)
     state.least = values["loss"] if state.least is None else min(state.least, values["loss"])

@@ -8,7 +8,7 @@ import torch
 from attnbench.data.alignment.fertility import fertilities
 from attnbench.data.alignment.model import Aligner
 from attnbench.data.corpus import Data
-from attnbench.data.fertility import SINK, endow, with_sink, word_aligner
+from attnbench.data.fertility import SINK, with_fertilities, with_sink, word_aligner
 from attnbench.data.prepare import prepare
 from attnbench.data.recipe import Recipe
 
@@ -22,7 +22,7 @@ def data(tmp_path) -> Data:
 
 
 def test_batches_have_the_fertilities_of_their_sources(data):
-    aligned = endow(data)
+    aligned = with_fertilities(data)
     ids = data.split("train").ids
     source = [" ".join(map(str, [*ids.source[line].tolist(), SINK])) for line in range(60)]
     target = [" ".join(map(str, ids.target[line].tolist())) for line in range(60)]
@@ -43,7 +43,7 @@ def test_batches_have_the_fertilities_of_their_sources(data):
 
 
 def test_every_split_has_some_and_training_batches_too(data):
-    aligned = endow(data)
+    aligned = with_fertilities(data)
     for split in ("valid", "test"):
         assert all(batch.fertility is not None for batch in aligned.eval_batches(split, tokens=300))
     _, batch = next(aligned.batches(1, tokens=300))
@@ -54,9 +54,9 @@ def test_every_split_has_some_and_training_batches_too(data):
 
 
 def test_alignments_are_made_once_and_the_data_stay_what_they_were(data, monkeypatch):
-    first = [batch.fertility for batch in endow(data).eval_batches("valid", tokens=300)]
+    first = [batch.fertility for batch in with_fertilities(data).eval_batches("valid", tokens=300)]
     monkeypatch.setattr(Aligner, "train", None)
-    again = endow(Data.open(data.path))
+    again = with_fertilities(Data.open(data.path))
     assert all(torch.equal(a, b.fertility) for a, b in zip(first, again.eval_batches("valid", tokens=300), strict=True))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
@@ -23,9 +24,10 @@ class LinguisticCoverage(Coverage):
         self.fertility = nn.Linear(dims.key_width, 1, bias=False)
 
     def memorize(self, states: Float[Tensor, "B K D"]) -> Float[Tensor, "B K 1"]:
-        """Phi, in float32 at least: a rounded one divides every step."""
-        raw = self.fertility(states)
-        return self.most * (raw.float() if raw.dtype.itemsize < 4 else raw).sigmoid()
+        """Phi, in float32 at least: a rounded one would divide at every step."""
+        with torch.autocast(states.device.type, enabled=False):
+            wide = states.float() if states.dtype.itemsize < 4 else states
+            return self.most * self.fertility(wide).sigmoid()
 
     def forward(
         self,

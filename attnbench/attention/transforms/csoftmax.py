@@ -100,7 +100,8 @@ class CsoftmaxSpec(TransformSpec):
     paper: ClassVar[str] = "Martins & Kreutzer 2017"
 
     on_infeasible: OnInfeasible = "raise"
-    """A row whose bounds sum to less than 1: an error, or the bounds themselves as weights (`saturate`)."""
+    """A row whose bounds sum to less than 1: an error, or the bounds themselves as weights (`saturate`). In a decoder,
+    where the sink has no end, no row is such."""
 
     def build(self, dims: Dims) -> ScoreTransform:
         return partial(csoftmax, on_infeasible=self.on_infeasible)

@@ -129,7 +129,8 @@ class CsparsemaxSpec(TransformSpec):
     paper: ClassVar[str] = "Malaviya et al. 2018"
 
     on_infeasible: OnInfeasible = "raise"
-    """A row whose bounds sum to less than 1: an error, or the bounds themselves as weights (`saturate`)."""
+    """A row whose bounds sum to less than 1: an error, or the bounds themselves as weights (`saturate`). In a decoder,
+    where the sink has no end, no row is such."""
 
     def build(self, dims: Dims) -> ScoreTransform:
         return partial(csparsemax, on_infeasible=self.on_infeasible)

@@ -1,4 +1,4 @@
-"""How many target words a source word is linked to (fertility), by position and by word type."""
+"""How many target words each source word is linked to: its fertility."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from attnbench.data.alignment.links import Link, words
+from attnbench.data.alignment.links import Link
 
 
 def fertilities(alignments: Sequence[Iterable[Link]], lengths: Sequence[int]) -> list[NDArray[np.int64]]:
@@ -23,16 +23,3 @@ def fertilities(alignments: Sequence[Iterable[Link]], lengths: Sequence[int]) ->
             raise ValueError(f"alignment {number} has a link beyond the {length} words of its source")
         found.append(np.maximum(np.bincount(sources, minlength=length), 1))
     return found
-
-
-def type_fertilities(sources: Sequence[str], counts: Sequence[NDArray[np.int64]]) -> dict[str, int]:
-    """For each source word type the largest fertility seen; who meets a type not in here takes 1.
-
-    sources: tokenised lines. counts: see fertilities().
-    Raises ValueError where a line has not as many words as counts.
-    """
-    largest: dict[str, int] = {}
-    for line, numbers in zip(sources, counts, strict=True):
-        for word, number in zip(words(line), numbers.tolist(), strict=True):
-            largest[word] = max(number, largest.get(word, 1))
-    return largest

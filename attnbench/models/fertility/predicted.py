@@ -42,7 +42,7 @@ class PredictedFertility(Fertility):
     def forward(self, source: Source) -> Float[Tensor, "B S"]:
         chances = self._tag(source).softmax(-1)
         classes = torch.arange(1, self.spec.most + 1, device=chances.device, dtype=chances.dtype)
-        return chances @ classes + self.spec.slack
+        return (chances * classes).sum(-1) + self.spec.slack  # autocast would round a product of matrices
 
     def train(self, mode: bool = True) -> Self:
         """In eval mode whatever the model does: dropout is for its own training alone."""

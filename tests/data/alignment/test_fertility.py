@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from attnbench.data.alignment.fertility import fertilities, type_fertilities
+from attnbench.data.alignment.fertility import fertilities
 
 ALIGNMENTS = [[(0, 0), (2, 1), (2, 2), (2, 2)], [], [(0, 1), (0, 0), (0, 2)], []]
-SOURCES = ["a b c", "b", "b  c", ""]
 
 
 def test_target_words_of_each_position_at_least_one():
@@ -13,15 +12,8 @@ def test_target_words_of_each_position_at_least_one():
     assert [each.tolist() for each in counts] == [[1, 1, 2], [1], [3, 1], []]
 
 
-def test_the_largest_of_each_word():
-    assert type_fertilities(SOURCES, fertilities(ALIGNMENTS, [3, 1, 2, 0])) == {"a": 1, "b": 3, "c": 2}
-    assert type_fertilities([], []) == {}
-
-
 def test_bad_input_is_named():
     with pytest.raises(ValueError, match="alignment 1 has a link beyond the 2 words"):
         fertilities([[], [(2, 0)]], [1, 2])
     with pytest.raises(ValueError, match=r"argument 2 is (longer|shorter)"):
         fertilities([[]], [1, 2])
-    with pytest.raises(ValueError, match=r"argument 2 is (longer|shorter)"):
-        type_fertilities(["a b"], fertilities([[]], [1]))
