@@ -12,9 +12,11 @@ FILES = {"source": "a.de", "target": "a.en"}
 DIGESTS = {
     "copy": "981b20d2c911",
     "demo": "85c992caac70",
+    "europarl-ro-en": "5a456152fbec",
     "iwslt14-de-en": "2a81b6ab991b",
     "iwslt15-en-vi": "b3e0b6f0d4f2",
     "iwslt17-fr-en": "0658ef8b8f01",
+    "kftt": "536e2b33fd7f",
     "lm1b": "7656e5a6a210",
     "multi30k-de-en": "23dd12b36ead",
     "multi30k-en-de": "c5f9c42250e1",

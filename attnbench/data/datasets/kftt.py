@@ -18,7 +18,7 @@ class Kftt(DatasetSpec):
     kind: Literal["kftt"] = "kftt"
     title: ClassVar = "KFTT Ja-En, Wikipedia on Kyoto"
     licence: ClassVar = "CC BY-SA 3.0"
-    by_hand: ClassVar = "http://www.phontron.com/kftt"
+    by_hand: ClassVar = "https://www.phontron.com/kftt"
     recipe: ClassVar = MappingProxyType(
         {"tokenizer": {"kind": "bpe", "vocab": 32000, "joint": True}, "pretokenize": "none"}
     )
@@ -28,7 +28,7 @@ class Kftt(DatasetSpec):
         return Languages("ja", "en")
 
     def bundles(self) -> list[list[Remote]]:
-        url = "http://www.phontron.com/kftt/download/kftt-data-1.0.tar.gz"
+        url = "https://www.phontron.com/kftt/download/kftt-data-1.0.tar.gz"
         return [[Remote("kftt-data-1.0.tar.gz", (url,))]]
 
     def sources(self, files: Finder, work: Path) -> dict[str, list[Part]]:
