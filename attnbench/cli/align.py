@@ -62,6 +62,5 @@ def align(
         counts = {"pairs": len(found), "links": sum(map(len, found))}
         common.emit_json(counts | score | ({} if out else {"alignments": lines}))
         return
-    for name, value in score.items():
-        common.console().print(f"{name} {'-' if value is None else f'{value:.4f}'}", markup=False)
+    common.show_scores(score)
     sys.stdout.writelines(f"{line}\n" for line in lines)

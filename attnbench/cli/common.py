@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,6 +53,12 @@ def _console(*, stderr: bool) -> Console:
     return Console(
         stderr=stderr, no_color=plain, highlight=False, soft_wrap=not (sys.stderr if stderr else sys.stdout).isatty()
     )
+
+
+def show_scores(scores: Mapping[str, float | None]) -> None:
+    """One a line; `-` where there is none."""
+    for name, value in scores.items():
+        console().print(f"{name} {'-' if value is None else f'{value:.4f}'}", markup=False)
 
 
 def emit_json(value: Any) -> None:

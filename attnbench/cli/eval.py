@@ -73,12 +73,12 @@ def _judge(trained: Trained, text: tuple[Path, Path], gold: Path | None, first: 
     """Links by attention; with gold ones, the error rates of links and of weights instead."""
     from attnbench.data.alignment.links import format_links, read_gold
     from attnbench.data.alignment.tools import read_sides
-    from attnbench.experiment.evaluation import attention
     from attnbench.metrics.alignment import alignment_error_rate, attention_links, soft_alignment_error_rate
+    from attnbench.tasks.attention import word_attention
 
     sides = read_sides(*text)
     right = read_gold(gold, *sides, first=first) if gold else []
-    weights = attention(trained, *sides)
+    weights = word_attention(trained.model, trained.data, *sides)
     links = [attention_links(table) for table in weights]
     if gold is None:
         lines = [format_links(each) for each in links]
@@ -93,5 +93,4 @@ def _judge(trained: Trained, text: tuple[Path, Path], gold: Path | None, first: 
     if as_json:
         common.emit_json({"steps": trained.steps, "pairs": len(links), **scores})
         return
-    for name, value in scores.items():
-        common.console().print(f"{name} {'-' if value is None else f'{value:.4f}'}", markup=False)
+    common.show_scores(scores)

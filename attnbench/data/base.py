@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxtyping import Bool, Int
@@ -28,10 +27,6 @@ class Batch(NamedTuple):
     target_valid: Bool[Tensor, "B T"]
     index: Int[Tensor, "B"]  # type: ignore[assignment]  # no one asks a batch for tuple.index
     fertility: Int[Tensor, "B S"] | None = None
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        """`function` of every tensor."""
-        return Batch(*(None if tensor is None else function(tensor) for tensor in self))  # type: ignore[arg-type]
 
 
 class Cursor(NamedTuple):

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from attnbench.core.errors import DataError, SpecError
@@ -19,7 +17,6 @@ from attnbench.data.corpus import Data
 from attnbench.experiment.grid import override_document, read_document
 from attnbench.experiment.pipeline import build_model, require_same_data
 from attnbench.experiment.spec import CellSpec
-from attnbench.tasks.attention import word_attention
 from attnbench.tasks.base import EVAL_TOKENS, Metrics, Task
 from attnbench.train.runtime import choose_device, keep_freed_memory, use_onednn_float32
 from attnbench.train.state import checkpoint_steps, load_average, load_weights, weights_path
@@ -114,11 +111,6 @@ def score_split(trained: Trained, split: str) -> Metrics:
     searcher = trained.spec.search.build()
     with torch.no_grad():
         return trained.task.evaluate(trained.model, trained.data, split, searcher, EVAL_TOKENS)
-
-
-def attention(trained: Trained, sources: Sequence[str], targets: Sequence[str]) -> list[NDArray[np.float64]]:
-    """[T, S] for each pair of tokenised lines, see tasks.attention. Raises DataError where there is no attention."""
-    return word_attention(trained.model, trained.data, sources, targets)
 
 
 def translate(trained: Trained, lines: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from attnbench.core.errors import AttnbenchError
+from attnbench.core.tree import map_batch
 from attnbench.data.base import BOS, EOS, PAD, Batch
 from attnbench.data.corpus import Data
 from attnbench.data.datasets.base import SPLITS
@@ -185,7 +186,7 @@ class PairTask(ABC):
             chosen = whole.index < SAMPLE
             if not chosen.any():
                 continue
-            batch = to_device(whole.map(lambda tensor, chosen=chosen: tensor[chosen]), device)
+            batch = to_device(map_batch(lambda tensor, chosen=chosen: tensor[chosen], whole), device)
             seen += int(chosen.sum())
             memory = model.encode(source_of(batch), need_weights=True)
             maps = model.decode(memory, batch.target_in, need_weights=True).maps or {}
@@ -201,7 +202,7 @@ class PairTask(ABC):
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    return batch.map(lambda tensor: tensor.to(device))
+    return map_batch(lambda tensor: tensor.to(device), batch)
 
 
 def source_of(batch: Batch, device: torch.device | None = None) -> Source:

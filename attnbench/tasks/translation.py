@@ -76,11 +76,11 @@ class Translation(PairTask):
         rep = share(counts)
         if rep is not None:
             values["rep"], signatures["rep"] = rep, f"n:2|case:{'lc' if lower else 'mixed'}|tok:none"
-        outputs = {"txt": lines, "ref.txt": references, "detok.txt": plain, "rep.txt": _pairs(counts)}
+        outputs = {"txt": lines, "ref.txt": references, "detok.txt": plain, "rep.txt": _count_lines(counts)}
         if self.spec.drop:
             counts = self._dropped(data, split, lines, references, lower)
             drop = share(counts)
-            outputs["drop.txt"] = _pairs(counts)
+            outputs["drop.txt"] = _count_lines(counts)
             if drop is not None:
                 values["drop"], signatures["drop"] = drop, f"aligner:ibm2|sym:gdfa|case:{'lc' if lower else 'mixed'}"
         return Metrics(values, signatures, {"sentences": len(lines)}, outputs)
@@ -102,5 +102,5 @@ class Translation(PairTask):
         return data.detokenize(lines)
 
 
-def _pairs(counts: Int[np.ndarray, "lines 2"]) -> list[str]:
+def _count_lines(counts: Int[np.ndarray, "lines 2"]) -> list[str]:
     return [f"{part} {whole}" for part, whole in counts.tolist()]

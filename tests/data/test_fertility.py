@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from attnbench.core.tree import map_batch
 from attnbench.data.alignment.fertility import fertilities
 from attnbench.data.alignment.model import Aligner
 from attnbench.data.corpus import Data
@@ -62,8 +63,8 @@ def test_alignments_are_made_once_and_the_data_stay_what_they_were(data, monkeyp
 
 def test_a_batch_maps_what_it_has(data):
     batch = next(data.eval_batches("valid", tokens=300))
-    assert batch.map(lambda tensor: tensor[:1]).fertility is None
-    assert batch.map(lambda tensor: tensor[:1]).source.shape[0] == 1
+    assert map_batch(lambda tensor: tensor[:1], batch).fertility is None
+    assert map_batch(lambda tensor: tensor[:1], batch).source.shape[0] == 1
 
 
 def test_the_aligner_of_words_is_kept_and_knows_the_sink(data, monkeypatch):

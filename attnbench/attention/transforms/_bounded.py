@@ -13,7 +13,7 @@ Masks are arithmetic on floats where it counts: on CPUs comparisons and `where` 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,6 +22,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import threshold
 
 from attnbench.attention.transforms._simplex import check_mask, heed, mask, widen
+from attnbench.attention.transforms.base import TransformSpec
+from attnbench.attention.types import Role
 
 OnInfeasible = Literal["raise", "saturate"]
 
@@ -42,6 +44,17 @@ class Bounded(NamedTuple):
     fast: Callable[[Float[Tensor, "N K"], Float[Tensor, "N K"]], tuple[Float[Tensor, "N K"], Int[Tensor, "R"]]]
     exact: Callable[[Float[Tensor, "N K"], Float[Tensor, "N K"]], Float[Tensor, "N K"]]
     slope: Callable[[Float[Tensor, "... K"], Float[Tensor, "... K"]], Float[Tensor, "... K"]]
+
+
+class BoundedSpec(TransformSpec):
+    """What the specs of these transforms have in common."""
+
+    roles: ClassVar[frozenset[Role]] = frozenset({"cross"})
+    needs_upper: ClassVar[bool] = True
+
+    on_infeasible: OnInfeasible = "raise"
+    """A row whose bounds sum to less than 1: an error, or the bounds themselves as weights (`saturate`). In a decoder,
+    where the sink has no end, no row is such."""
 
 
 class _Solution(NamedTuple):

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from attnbench.attention.transforms._bounded import Bounded, OnInfeasible, bounded
-from attnbench.attention.transforms.base import ScoreTransform, TransformSpec, refuse, transforms
-from attnbench.attention.types import Dims, Role
+from attnbench.attention.transforms._bounded import Bounded, BoundedSpec, OnInfeasible, bounded
+from attnbench.attention.transforms.base import ScoreTransform, refuse, transforms
+from attnbench.attention.types import Dims
 
 ROUNDS = 12
 """Newton's rounds; a row that still moves then is solved by order."""
@@ -91,17 +91,11 @@ CSOFTMAX = Bounded(newton, exact, slope)
 
 
 @transforms.register
-class CsoftmaxSpec(TransformSpec):
+class CsoftmaxSpec(BoundedSpec):
     """Softmax with a bound on each weight: what a source word may still receive."""
 
     kind: Literal["csoftmax"] = "csoftmax"
-    roles: ClassVar[frozenset[Role]] = frozenset({"cross"})
-    needs_upper: ClassVar[bool] = True
     paper: ClassVar[str] = "Martins & Kreutzer 2017"
-
-    on_infeasible: OnInfeasible = "raise"
-    """A row whose bounds sum to less than 1: an error, or the bounds themselves as weights (`saturate`). In a decoder,
-    where the sink has no end, no row is such."""
 
     def build(self, dims: Dims) -> ScoreTransform:
         return partial(csoftmax, on_infeasible=self.on_infeasible)

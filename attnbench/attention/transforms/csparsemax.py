@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from attnbench.attention.transforms._bounded import Bounded, OnInfeasible, bounded
-from attnbench.attention.transforms.base import ScoreTransform, TransformSpec, refuse, transforms
-from attnbench.attention.types import Dims, Role
+from attnbench.attention.transforms._bounded import Bounded, BoundedSpec, OnInfeasible, bounded
+from attnbench.attention.transforms.base import ScoreTransform, refuse, transforms
+from attnbench.attention.types import Dims
 
 ROUNDS = 12
-"""Newton's rounds; a row that still moves then is solved by order (of random rows one in a thousand)."""
+"""Newton's rounds; a row that still moves then is solved by order."""
 
 
 def csparsemax(
@@ -44,7 +44,10 @@ def newton(scores: Float[Tensor, "N K"], upper: Float[Tensor, "N K"]) -> tuple[F
     scalar = torch.float32 if scores.device.type == "mps" else torch.float64
     high = scores.amax(-1, keepdim=True).to(scalar)
     low = scores.nan_to_num(neginf=torch.inf).amin(-1, keepdim=True).to(scalar) - 1
-    at_high, at_low = torch.full_like(high, -1.0), upper.sum(-1, keepdim=True).to(scalar) - 1  # F, below low the same
+    at_high, at_low = (
+        torch.full_like(high, -1.0),
+        upper.sum(-1, keepdim=True).to(scalar) - 1,
+    )  # F, at low or more
     tau = torch.minimum(high - 0.5, _secant(low, high, at_low, at_high))
     thresholds = torch.empty_like(tau)
     whole, rows = (scores, upper), torch.arange(len(scores), device=scores.device)
@@ -120,17 +123,11 @@ CSPARSEMAX = Bounded(newton, exact, slope=slope)
 
 
 @transforms.register
-class CsparsemaxSpec(TransformSpec):
+class CsparsemaxSpec(BoundedSpec):
     """Sparsemax with a bound on each weight: what a source word may still receive."""
 
     kind: Literal["csparsemax"] = "csparsemax"
-    roles: ClassVar[frozenset[Role]] = frozenset({"cross"})
-    needs_upper: ClassVar[bool] = True
     paper: ClassVar[str] = "Malaviya et al. 2018"
-
-    on_infeasible: OnInfeasible = "raise"
-    """A row whose bounds sum to less than 1: an error, or the bounds themselves as weights (`saturate`). In a decoder,
-    where the sink has no end, no row is such."""
 
     def build(self, dims: Dims) -> ScoreTransform:
         return partial(csparsemax, on_infeasible=self.on_infeasible)
