@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -24,6 +23,7 @@ from attnbench.experiment.grid import Cell
 from attnbench.experiment.pipeline import Listener, Place, run_cell
 from attnbench.experiment.progress import plain_listener
 from attnbench.experiment.run import Run, is_done
+from attnbench.experiment.sharing import take_training, training_digest
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,17 @@ def attempt(root: Path, cell: Cell, place: Place, fresh: bool, listen: Listener)
                 run.fresh()
             elif is_done(root, cell):  # by another process, since this one made its list
                 return Outcome(cell, None)
-            return Outcome(cell, _run(cell, run, place, listen))
+            return Outcome(cell, _run(cell, run, place, listen, fresh))
     except AttnbenchError as error:  # held by another process: nothing of it was touched
         return Outcome(cell, str(error))
     except OSError as error:  # not even its folder can be written
         return Outcome(cell, f"{root}: {error}")
 
 
-def _run(cell: Cell, run: Run, place: Place, listen: Listener) -> str | None:
+def _run(cell: Cell, run: Run, place: Place, listen: Listener, fresh: bool) -> str | None:
     try:
+        if not fresh:
+            take_training(cell, run, place.cache)
         run_cell(cell, run, place, listen)
     except AttnbenchError as error:
         run.fail(str(error))
@@ -121,23 +123,31 @@ class Processes:
     devices: tuple[str, ...] = ()
 
     def map(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
-        waiting = deque(cells)
+        waiting = list(cells)
         workers = [_Worker(self._device(index)) for index in range(min(self.jobs, len(cells)))]
         idle = list(workers)
         running: dict[Future[Outcome], tuple[Cell, _Worker]] = {}
+        over: set[str] = set()  # trainings that ended, one way or another
         try:
             while waiting or running:
-                while waiting and idle:
-                    worker, cell = idle.pop(), waiting.popleft()
+                while idle and (cell := self._next(waiting, [cell for cell, _ in running.values()], over)):
+                    waiting.remove(cell)
+                    worker = idle.pop()
                     running[worker.submit(self.root, cell, self.place, self.fresh)] = (cell, worker)
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     cell, worker = running.pop(future)
+                    over.add(training_digest(cell.spec))
                     idle.append(worker)
                     yield self._outcome(future, cell, worker)
         finally:
             for worker in workers:
                 worker.stop()
+
+    def _next(self, waiting: list[Cell], running: list[Cell], over: set[str]) -> Cell | None:
+        """The first cell whose training is not under way in another: it will take that one over."""
+        taken = set() if self.fresh else {training_digest(cell.spec) for cell in running} - over
+        return next((cell for cell in waiting if training_digest(cell.spec) not in taken), None)
 
     def _device(self, index: int) -> str | None:
         return self.devices[index % len(self.devices)] if self.devices else None

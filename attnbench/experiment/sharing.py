@@ -1,0 +1,81 @@
+"""Trainings that cells have in common: cells that differ in search or timing alone are one training, scored twice."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from attnbench.core.errors import SpecError
+from attnbench.core.files import folder_atomic, parse_yaml, write_atomic
+from attnbench.core.lock import LockedError, locked
+from attnbench.experiment.grid import Cell
+from attnbench.experiment.pipeline import content_sha256
+from attnbench.experiment.run import Run
+from attnbench.experiment.spec import CellSpec
+from attnbench.search.beam import BeamSpec
+from attnbench.train.state import checkpoint_steps
+
+log = logging.getLogger("attnbench")
+
+
+def training_digest(spec: CellSpec) -> str:
+    """Equal for cells that train alike: nothing of how they decode at the end is in it."""
+    return spec.replace(search=BeamSpec(), timing=None).digest()
+
+
+def take_training(cell: Cell, run: Run, cache: Path) -> Path | None:
+    """Give a run without checkpoints those of a finished cell beside it that trains alike on the same data.
+
+    Returns the folder they are from, None where there is none. Training then goes on from its end, which is no update.
+    """
+    data = cell.spec.task.data_path(cache)
+    if checkpoint_steps(run.checkpoints) or not (data / "manifest.json").is_file():
+        return None
+    content, wanted = content_sha256(data), training_digest(cell.spec)
+    for folder in sorted(run.folder.parent.iterdir()):
+        if folder == run.folder or not checkpoint_steps(folder / "checkpoints"):
+            continue
+        with suppress(LockedError), locked(folder / "lock"):  # one that is being run is not finished
+            if _trained_on(folder) == content and _training_of(folder) == wanted:
+                _copy(folder, run)
+                log.info("[%s, seed %d] trains as %s did, and takes its checkpoints", cell.label, cell.seed, folder)
+                return folder
+    return None
+
+
+def _trained_on(folder: Path) -> str | None:
+    """Hash of the data of a finished cell; None where it is not finished, or damaged."""
+    try:
+        return json.loads((folder / "result.json").read_bytes())["data"]["content_sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _training_of(folder: Path) -> str | None:
+    try:
+        raw, _ = parse_yaml((folder / "spec.yaml").read_text(encoding="utf-8"))
+        return training_digest(CellSpec.model_validate(raw))
+    except (OSError, ValueError, SpecError):
+        return None
+
+
+def _copy(folder: Path, run: Run) -> None:
+    """Checkpoints last: without them the rest is no training."""
+    for name in ("metrics.jsonl", "env.json"):
+        if (folder / name).is_file():
+            write_atomic(run.folder / name, (folder / name).read_bytes())
+    run.log({"step": checkpoint_steps(folder / "checkpoints")[-1], "event": f"trained as {folder.name}"})
+    with folder_atomic(run.checkpoints) as work:
+        shutil.copytree(folder / "checkpoints", work, copy_function=_link, dirs_exist_ok=True)
+
+
+def _link(source: str, target: str) -> None:
+    """A second name for a file that is never written again; a copy where the disk gives none."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench.core.files import read_jsonl
+from attnbench.experiment import sharing
+from attnbench.experiment.executor import Processes, attempt
+from attnbench.experiment.grid import Cell
+from attnbench.experiment.pipeline import Place
+from attnbench.experiment.sharing import training_digest
+
+ONE_BUDGET = {"model.attention.default.budget": [1]}
+BEAMS = {
+    "grid": {"axes": {**ONE_BUDGET, "search": [{"kind": "greedy"}, {"label": "beam", "kind": "beam", "size": 2}]}},
+}
+
+
+def taken(folder: Path) -> list[str]:
+    lines = read_jsonl(folder / "metrics.jsonl")
+    return [line["event"] for line in lines if line.get("event", "").startswith("trained as")]
+
+
+def trained(folder: Path) -> list[int]:
+    return [line["step"] for line in read_jsonl(folder / "metrics.jsonl") if "train/loss" in line]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_cells_that_differ_in_search_alone_train_once(bench: Any, jobs: int):
+    experiment = bench.experiment({**BEAMS, "name": "shared"})
+    assert [outcome.error for outcome in bench.run(experiment, jobs=jobs)] == [None, None]
+    first, second = (bench.cell(experiment, index) for index in range(2))
+    assert taken(first) == []
+    assert taken(second) == [f"trained as {first.name}"]
+    assert trained(first) == trained(second) == [1, 2, 3, 4]
+    for name in ("model.safetensors", "state.pt"):
+        one, two = (folder / "checkpoints" / "step-4" / name for folder in (first, second))
+        assert one.read_bytes() == two.read_bytes()
+    alone = bench.experiment({**BEAMS, "name": "alone"})
+    assert [outcome.error for outcome in bench.run(alone, fresh=True)] == [None, None]
+    for index, folder in enumerate((first, second)):
+        own = bench.cell(alone, index)
+        assert taken(own) == []
+        assert (own / "hyps" / "test.txt").read_bytes() == (folder / "hyps" / "test.txt").read_bytes()
+    found = json.loads((second / "result.json").read_text())["metrics"]
+    assert found["train/tokens"] == json.loads((first / "result.json").read_text())["metrics"]["train/tokens"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({"search": {"kind": "beam", "size": 3}}, True),
+        ({"timing": {"decode_runs": 1}}, True),
+        ({"seed": 2}, False),
+        ({"train": {"max_steps": 5}}, False),
+        ({"model": {"dropout": 0.35}}, False),
+        ({"task": {"bleu": "tok"}}, False),
+    ],
+)
+def test_what_a_training_depends_on(bench: Any, changes: dict[str, Any], same: bool):
+    grid = {"grid": {"axes": ONE_BUDGET}}
+    (plain,), (other,) = bench.experiment(grid).cells, bench.experiment({**grid, **changes}).cells
+    assert plain.digest != other.digest
+    assert (training_digest(plain.spec) == training_digest(other.spec)) == same
+
+
+@pytest.mark.parametrize("what", ["unfinished", "damaged", "other data", "no checkpoints", "odd spec"])
+def test_a_training_that_is_not_whole_is_not_taken(bench: Any, what: str):
+    experiment = bench.experiment({**BEAMS, "name": "shared"})
+    cells = experiment.cells
+    root = bench.runs / experiment.name
+    place = Place(bench.cache)
+    assert attempt(root, cells[0], place, False, lambda record: None).error is None
+    folder = bench.cell(experiment, 0)
+    result = folder / "result.json"
+    if what == "unfinished":
+        result.unlink()
+    elif what == "damaged":
+        result.write_text("{")
+    elif what == "other data":
+        content = json.loads(result.read_text())
+        result.write_text(json.dumps({**content, "data": {"content_sha256": "0"}}))
+    elif what == "no checkpoints":
+        (folder / "checkpoints").rename(folder / "gone")
+    else:
+        (folder / "spec.yaml").write_text("task: [")
+    assert attempt(root, cells[1], place, False, lambda record: None).error is None
+    second = bench.cell(experiment, 1)
+    assert taken(second) == []
+    assert trained(second) == [1, 2, 3, 4]
+
+
+def test_where_files_cannot_have_two_names_they_are_copied(bench: Any, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*names: str) -> None:
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(sharing.os, "link", refuse)
+    experiment = bench.experiment({**BEAMS, "name": "shared"})
+    assert [outcome.error for outcome in bench.run(experiment)] == [None, None]
+    assert len(taken(bench.cell(experiment, 1))) == 1
+
+
+def test_a_cell_waits_for_the_training_that_it_will_take(bench: Any):
+    greedy, beam = bench.experiment(BEAMS).cells
+    (other,) = bench.experiment({"grid": {"axes": ONE_BUDGET}, "seed": 2}).cells
+
+    def following(waiting: list[Cell], running: list[Cell], over: list[Cell], fresh: bool = False) -> Cell | None:
+        processes = Processes(bench.runs, Place(bench.cache), fresh, 2)
+        return processes._next(waiting, running, {training_digest(cell.spec) for cell in over})
+
+    assert following([greedy, beam, other], [], []) == greedy
+    assert following([beam, other], [greedy], []) == other
+    assert following([beam], [greedy], []) is None
+    assert following([beam], [greedy], [greedy]) == beam  # it is being run once more; its checkpoints may be had or not
+    assert following([beam, other], [greedy], [], fresh=True) == beam
+    assert following([], [], []) is None
