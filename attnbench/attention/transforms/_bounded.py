@@ -19,7 +19,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import threshold_
 
 from attnbench.attention.transforms._simplex import check_mask, heed, mask, widen
 from attnbench.attention.transforms.base import TransformSpec
@@ -70,7 +69,7 @@ def _solve(
     masked = mask(scores, valid)
     top = masked.amax(-1)
     alive = torch.gt(masked, -torch.inf, out=torch.empty_like(masked))  # 1 or 0
-    bound = threshold_(torch.minimum(upper, alive.mul_(MOST)), 2 * torch.finfo(upper.dtype).tiny, 0.0)
+    bound = torch.threshold_(torch.minimum(upper, alive.mul_(MOST)), 2 * torch.finfo(upper.dtype).tiny, 0.0)
     masked = torch.minimum(masked, _barrier(bound), out=masked)
     total = bound.sum(-1)
     spoilt = top == torch.inf
