@@ -28,19 +28,33 @@ def report(
         Path | None,
         typer.Option("--save", help="Copy the run folder, checkpoints aside, to a folder of its name in this one."),
     ] = None,
+    examples: Annotated[
+        tuple[str, str] | None,
+        typer.Option("--examples", metavar="LABEL LABEL", help="Print where two rows differ the most, in Markdown."),
+    ] = None,
+    by: Annotated[str, typer.Option("--by", help="What examples differ in: rep or drop.")] = "rep",
+    most: Annotated[int, typer.Option("--most", min=1, help="Examples of a gain, and of a loss.")] = 5,
 ) -> None:
     """Make results.json, .csv, .md and .tex of a run folder again from its cells, and print the table.
 
     Example: attnbench report runs/demo --format md
 
     Example: attnbench report runs/demo --save experiments/smoke/results
+
+    Example: attnbench report runs/constrained/kftt-ja-en --examples softmax "csparsemax (c=0.2)"
     """
     from attnbench.core.errors import SpecError
     from attnbench.report import table
+    from attnbench.report.examples import examples_page
     from attnbench.report.save import save as copy
 
     if as_json and format not in (None, Format.json):
         raise SpecError(f"--json and --format {format} exclude each other; give one of them")
+    if examples is not None:
+        if as_json or format is not None or save is not None:
+            raise SpecError("--examples prints a page of its own; drop --json, --format and --save")
+        sys.stdout.write(examples_page(folder, *examples, by=by, most=most))
+        return
     log = logging.getLogger("attnbench")
     try:
         table.write_results(folder)

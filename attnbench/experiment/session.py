@@ -98,27 +98,29 @@ def _found(root: Path, cell: Cell, experiment: Experiment, settings: Settings) -
                 f"{root / 'cells' / cell.folder}: this result was made from other data than are prepared now; "
                 "run with --fresh, or under another name"
             )
-        _restore_references(root, cell, settings)
+        _restore_texts(root, cell, settings)
         return True
     origin = adopt(root, cell, _elsewhere(experiment, settings), _content(cell, settings))
     if origin is not None:
         log.info("[%s, seed %d] taken from %s", cell.label, cell.seed, origin)
-        _restore_references(root, cell, settings)
+        _restore_texts(root, cell, settings)
     return origin is not None
 
 
-def _restore_references(root: Path, cell: Cell, settings: Settings) -> None:
-    """Put references beside the outputs of a cell that came without them, where the data are prepared.
+def _restore_texts(root: Path, cell: Cell, settings: Settings) -> None:
+    """Put the corpus's own lines beside the outputs of a cell that came without them, where the data are prepared.
 
-    No saved table holds them, since they are the corpus's text; paired tests need them.
+    No saved table holds them; paired tests and examples need them.
     """
     outputs = root / "cells" / cell.folder / "hyps"
     splits = [path.stem for path in sorted(outputs.glob("*.txt")) if "." not in path.stem]
-    absent = [split for split in splits if not (outputs / f"{split}.ref.txt").exists()]
-    if absent and _prepared(cell, settings):
-        task, data = cell.spec.task.bind(), cell.spec.task.open(cell.spec.task.data_path(settings.cache))
-        for split in absent:
-            write_lines(outputs / f"{split}.ref.txt", task.references(data, split))
+    if not splits or not _prepared(cell, settings):
+        return
+    task, data = cell.spec.task.bind(), cell.spec.task.open(cell.spec.task.data_path(settings.cache))
+    for split in splits:
+        for ending, lines in task.texts(data, split).items():
+            if not (outputs / f"{split}.{ending}").exists():
+                write_lines(outputs / f"{split}.{ending}", lines)
 
 
 def _elsewhere(experiment: Experiment, settings: Settings) -> list[Path]:

@@ -27,22 +27,23 @@ def markdown(document: Document) -> str:
     parts = []
     for sheet in document.sheets:
         rows = [
-            "| " + " | ".join(_md(column.title) for column in sheet.columns) + " |",
+            "| " + " | ".join(escape_markdown(column.title) for column in sheet.columns) + " |",
             "| " + " | ".join("---" if column.left else "---:" for column in sheet.columns) + " |",
             *("| " + " | ".join(_md_entry(entry) for entry in line) + " |" for line in sheet.lines),
         ]
-        parts.append(f"### {_md(sheet.title)}\n\n" + "\n".join(rows) + "\n")
+        parts.append(f"### {escape_markdown(sheet.title)}\n\n" + "\n".join(rows) + "\n")
     if document.notes:
-        parts.append("".join(f"- {_md(note)}\n" for note in document.notes))
+        parts.append("".join(f"- {escape_markdown(note)}\n" for note in document.notes))
     return "\n".join(parts)
 
 
-def _md(text: str) -> str:
+def escape_markdown(text: str) -> str:
+    """Text on one line that Markdown shows as it is."""
     return re.sub(r"([\\|*_<>`\[\]])", r"\\\1", " ".join(text.split()))
 
 
 def _md_entry(entry: Entry) -> str:
-    text = _md(entry.text)
+    text = escape_markdown(entry.text)
     if not text:
         return text
     return {"best": f"**{text}**", "tied": f"<ins>{text}</ins>", "paper": f"*{text}*", "": text}[entry.mark]

@@ -17,14 +17,14 @@ from attnbench.report.significance import PairedTests, read_tests
 from attnbench.report.table import report, write_results
 
 _LEFT_OUT = ("checkpoints", "traceback.txt")
-_ENDINGS = (".ref.txt", ".lock", ".tmp")
+_ENDINGS = (".ref.txt", ".src.txt", ".lock", ".tmp")
 
 
 def save(folder: Path, into: Path) -> Path:
     """Copy the run folder to `into`/<last part of its name>, whole or not at all; returns that path.
 
-    Cells that only the copy has stay there, so that a long table can grow over several machines. References
-    (hyps/*.ref.txt) are left out, and so are outputs that copy a corpus: they are its text. Raises DataError where
+    Cells that only the copy has stay there, so that a long table can grow over several machines. The corpus's text is
+    left out: references and sources (hyps/*.ref.txt, *.src.txt), and outputs that copy it. Raises DataError where
     `folder` is no run folder, AttnbenchError where a cell that is done in the copy would be replaced by a different
     result.
     """

@@ -27,7 +27,7 @@ class Loss(NamedTuple):
 class Metrics(NamedTuple):
     """Named numbers, the signature of each score that has one, what they were measured on, and the lines decoded.
 
-    outputs: lines in the order of the split, under the ending of the file they belong in ("txt", "ref.txt").
+    outputs: lines in the order of the split, under the ending of the file they belong in ("txt", "rep.txt").
     """
 
     values: dict[str, float]
@@ -68,8 +68,9 @@ class Task(Protocol):
         """Decode a split and score it. `unfinished`: outputs that the length limit cut off. brief: `bleu` alone."""
         ...
 
-    def references(self, data: Any, split: str) -> list[str]:
-        """What outputs under "txt" are compared with, in the order of the split; they stand under "ref.txt"."""
+    def texts(self, data: Any, split: str) -> dict[str, list[str]]:
+        """The corpus's own lines that are kept beside the outputs, in the order of the split, under the ending of their
+        file: "ref.txt" what outputs are compared with, "src.txt" what they were made from."""
         ...
 
     def decode(

@@ -82,6 +82,9 @@ class PairTask(ABC):
         """The targets of a split, tokenised."""
         return list(data.split(split).target)
 
+    def texts(self, data: Data, split: str) -> dict[str, list[str]]:
+        return {"ref.txt": self.references(data, split), "src.txt": list(data.split(split).source)}
+
     def check(self, model: Seq2SeqModel, data: Data) -> None:
         for split in SPLITS:
             widest = data.split(split).ids.widest
@@ -149,7 +152,7 @@ class PairTask(ABC):
         produced = sum(len(best.tokens) + 1 for best in decoded.values())
         metrics.values["unfinished"] = sum(not best.finished for best in decoded.values())
         metrics.values.update({"decode_seconds": seconds, "decode_tokens_per_s": produced / max(seconds, 1e-9)})
-        return metrics
+        return metrics._replace(outputs={**metrics.outputs, **self.texts(data, split)})
 
     def sample_bleu(self, model: Seq2SeqModel, data: Data, searcher: Searcher, tokens: int, size: int) -> float:
         """`bleu` of training sentences: `size` of them, and no more than valid has, at equal distances."""

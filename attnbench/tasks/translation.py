@@ -76,7 +76,7 @@ class Translation(PairTask):
         rep = share(counts)
         if rep is not None:
             values["rep"], signatures["rep"] = rep, f"n:2|case:{'lc' if lower else 'mixed'}|tok:none"
-        outputs = {"txt": lines, "ref.txt": references, "detok.txt": plain, "rep.txt": _count_lines(counts)}
+        outputs = {"txt": lines, "detok.txt": plain, "rep.txt": _count_lines(counts)}
         if self.spec.drop:
             counts = self._dropped(data, split, lines, references, lower)
             drop = share(counts)

@@ -113,3 +113,19 @@ def test_bad_usage(folder: Path, tmp_path: Path):
 
 def test_help_has_an_example():
     assert "Example: attnbench report" in run("--help")
+
+
+def test_examples_are_a_page_of_their_own(folder: Path):
+    for cell in sorted((folder / "cells").iterdir()):
+        hyps = cell / "hyps"
+        hyps.mkdir()
+        count = "2 9\n0 9\n" if "8" in cell.name else "0 9\n0 9\n"
+        for name, text in (("", "a\nb\n"), (".src", "x\ny\n"), (".ref", "a\nb\n"), (".rep", count), (".drop", count)):
+            (hyps / f"test{name}.txt").write_text(text)
+    page = run(folder, "--examples", "budget-8", "budget-inf")
+    assert page.startswith("# Examples: budget-8 and budget-inf\n")
+    assert page.count("Sentence ") == 1
+    assert not list(folder.glob("results.*"))
+    assert "leaves out" in run(folder, "--examples", "budget-8", "budget-inf", "--by", "drop")
+    with pytest.raises(SpecError, match="a page of its own"):
+        run(folder, "--examples", "budget-8", "budget-inf", "--json")

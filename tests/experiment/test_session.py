@@ -163,20 +163,23 @@ def test_a_dry_run_writes_nothing(
     assert experiment.cells[0].digest[:8] in out
 
 
-def test_results_taken_over_have_references_again(bench: Any):
-    """A saved table holds none, since they are the corpus's text; paired tests need them."""
+def test_results_taken_over_have_the_text_of_the_corpus_again(bench: Any):
+    """A saved table holds none of it; paired tests and examples need it."""
     experiment = bench.experiment()
     bench.run(experiment)
     folder = bench.cell(experiment)
-    wanted = {split: (folder / f"hyps/{split}.ref.txt").read_bytes() for split in ("valid", "test")}
+    names = [f"hyps/{split}.{side}.txt" for split in ("valid", "test") for side in ("ref", "src")]
+    wanted = {name: (folder / name).read_bytes() for name in names}
+    assert wanted["hyps/test.ref.txt"] != wanted["hyps/test.src.txt"]
     save(bench.runs / "tiny", bench.folder / "results")
-    assert not list((bench.folder / "results").rglob("*.ref.txt"))
+    assert (bench.folder / "results" / "tiny" / "cells" / folder.name / "hyps" / "test.txt").is_file()
+    assert not [path for side in ("ref", "src") for path in (bench.folder / "results").rglob(f"*.{side}.txt")]
     shutil.rmtree(bench.runs)
     assert bench.run(experiment) == []
-    assert {split: (folder / f"hyps/{split}.ref.txt").read_bytes() for split in wanted} == wanted
+    assert {name: (folder / name).read_bytes() for name in names} == wanted
     (folder / "hyps/test.ref.txt").unlink()
     bench.run(experiment)  # one of our own, in the same state
-    assert (folder / "hyps/test.ref.txt").read_bytes() == wanted["test"]
+    assert (folder / "hyps/test.ref.txt").read_bytes() == wanted["hyps/test.ref.txt"]
 
 
 def test_a_dry_run_knows_what_is_done(bench: Any, ran: list[Cell]):
