@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def evaluate(
     cell: Annotated[Path, typer.Argument(metavar="CELL", help="Folder of a cell: runs/<name>/cells/<cell>.")],
-    split: Annotated[str, typer.Option("--split", help="Split to score.")] = "test",
+    split: Annotated[str | None, typer.Option("--split", help="Split to score; left out: test.")] = None,
     step: Annotated[int | None, typer.Option("--step", help="One checkpoint, instead of what was evaluated.")] = None,
     text: Annotated[Path | None, typer.Option("--input", help="Translate this text file instead; - is stdin.")] = None,
     align: Annotated[
@@ -44,8 +44,11 @@ def evaluate(
 
     if gold is not None and align is None:
         raise SpecError("--gold: links of which text? Name it with --align SOURCE TARGET")
-    if align is not None and text is not None:
-        raise SpecError("--align and --input exclude each other")
+    if gold is None and gold_first:
+        raise SpecError("--gold-first counts the words of gold links; name them with --gold FILE")
+    given = [name for name, value in (("--align", align), ("--input", text), ("--split", split)) if value is not None]
+    if len(given) > 1:
+        raise SpecError(f"{' and '.join(given)} exclude each other: each names a text of its own")
     trained = load_trained(cell, overrides or [], cache_root(), device=device, step=step)
     if text is not None:
         lines = translate(trained, common.read_lines(text))
@@ -57,6 +60,7 @@ def evaluate(
     if align is not None:
         _judge(trained, align, gold, gold_first, as_json=as_json)
         return
+    split = split or "test"
     metrics = score_split(trained, split)
     if as_json:
         common.emit_json(

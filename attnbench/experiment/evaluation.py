@@ -59,9 +59,7 @@ def load_trained(
     model = build_model(spec).to(choose_device(device))
     steps = _load(model, folder / "checkpoints", spec, step)
     model.eval()
-    task = spec.task.bind()
-    data = task.adapt(model, spec.task.open(at), 0, fresh=False)
-    return Trained(spec, task, data, model, steps)
+    return Trained(spec, spec.task.bind(), spec.task.open(at), model, steps)
 
 
 def _cells(folder: Path) -> str:
@@ -108,9 +106,10 @@ def _best(checkpoints: Path, newest: int) -> int:
 
 def score_split(trained: Trained, split: str) -> Metrics:
     """Decode and score one split. Raises DataError for a split that the data do not have."""
-    searcher = trained.spec.search.build()
+    searcher, task = trained.spec.search.build(), trained.task
+    data = task.adapt(trained.model, trained.data, 0, fresh=False)
     with torch.no_grad():
-        return trained.task.evaluate(trained.model, trained.data, split, searcher, EVAL_TOKENS)
+        return task.evaluate(trained.model, data, split, searcher, EVAL_TOKENS)
 
 
 def translate(trained: Trained, lines: Sequence[str]) -> list[str]:

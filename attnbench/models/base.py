@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,6 +22,9 @@ from attnbench.core.spec import Spec
 
 Maps = dict[Role, list[Float[Tensor, "B H Q K"]]]
 """Attention weights of each site, a tensor a layer."""
+
+Wanted = bool | Literal["cross"]
+"""Which weights decoding will be asked for: all, none, or those over the source alone."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class Seq2SeqModel(nn.Module, ABC):
     """Most tokens that decode() and step() can read, BOS included; None: any number. A search stops there."""
 
     @abstractmethod
-    def encode(self, source: Source, *, need_weights: bool = False) -> Any:
+    def encode(self, source: Source, *, need_weights: Wanted = False) -> Any:
         """The Memory of a batch: all that decoding needs of the sources, one row each."""
 
     @abstractmethod

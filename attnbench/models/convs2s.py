@@ -15,7 +15,7 @@ from attnbench.attention.spec import CrossSiteSpec, CrossSpec
 from attnbench.attention.types import AttentionOutput, Dims, Memory, Positions
 from attnbench.core.dropout import Dropout
 from attnbench.models._parallel import require_parallel
-from attnbench.models.base import Decoded, ModelSpec, Seq2SeqModel, Sizes, Source, models, receive
+from attnbench.models.base import Decoded, ModelSpec, Seq2SeqModel, Sizes, Source, Wanted, models, receive
 from attnbench.models.layers import Stack, TieKind, embedding_tables, require_positions
 
 HALF = 0.5**0.5
@@ -214,12 +214,13 @@ class ConvS2S(Seq2SeqModel):
         if spec.tie != "none":
             self.output.weight = target.weight
 
-    def encode(self, source: Source, *, need_weights: bool = False) -> ConvS2SMemory:
+    def encode(self, source: Source, *, need_weights: Wanted = False) -> ConvS2SMemory:
         embedded = self.source_embedding(source.data)
         keys = self.encoder(embedded, source)
         values = (keys + embedded) * HALF
         cross = (
-            each.attention.memorize(keys, source.valid, values, need_weights=need_weights) for each in self.attention
+            each.attention.memorize(keys, source.valid, values, need_weights=bool(need_weights))
+            for each in self.attention
         )
         return ConvS2SMemory(tuple(cross), source.valid.sum(1).to(embedded.dtype).sqrt()[:, None, None])
 

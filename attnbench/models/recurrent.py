@@ -23,7 +23,7 @@ from attnbench.attention.history import endow
 from attnbench.attention.spec import CrossSpec
 from attnbench.attention.types import Dims, History, Memory, Positions
 from attnbench.core.dropout import Dropout
-from attnbench.models.base import Decoded, ModelSpec, Seq2SeqModel, Sizes, Source, receive
+from attnbench.models.base import Decoded, ModelSpec, Seq2SeqModel, Sizes, Source, Wanted, receive
 from attnbench.models.fertility.base import FertilityField
 
 Cells = tuple[Float[Tensor, "R L W"], ...]
@@ -191,9 +191,9 @@ class Recurrent(Seq2SeqModel):
         self.at_once = spec.query == "current" and spec.input_feeding == "none" and not self.attention.keeps_history
         """Whether no step depends on what was attended before, so that all steps of a target can be taken together."""
 
-    def encode(self, source: Source, *, need_weights: bool = False) -> RecurrentMemory:
+    def encode(self, source: Source, *, need_weights: Wanted = False) -> RecurrentMemory:
         states, initial = self.encoder(source)
-        cross = self.attention.memorize(states, source.valid, need_weights=need_weights)
+        cross = self.attention.memorize(states, source.valid, need_weights=bool(need_weights))
         if self.fertility is not None:
             cross = cross._replace(fertility=endow(self.fertility(source), source.valid))
         return RecurrentMemory(initial, cross)

@@ -14,7 +14,7 @@ from attnbench.attention.modules.base import SelfAttention
 from attnbench.attention.spec import AttentionSpec
 from attnbench.attention.types import ROLES, Dims, Memory, Positions
 from attnbench.models._parallel import require_parallel
-from attnbench.models.base import Decoded, Maps, ModelSpec, Seq2SeqModel, Sizes, Source, models, receive
+from attnbench.models.base import Decoded, Maps, ModelSpec, Seq2SeqModel, Sizes, Source, Wanted, models, receive
 from attnbench.models.layers import (
     Embedding,
     FeedForward,
@@ -241,14 +241,14 @@ class Transformer(Seq2SeqModel):
         else:
             self.output.weight = target.weight
 
-    def encode(self, source: Source, *, need_weights: bool = False) -> TransformerMemory:
+    def encode(self, source: Source, *, need_weights: Wanted = False) -> TransformerMemory:
         states = self.source_embedding(source.data)
         positions = _positions(source.data.shape[1], source.data.shape[1], source.data.device)
-        maps: list[Tensor] | None = [] if need_weights else None
+        maps: list[Tensor] | None = [] if need_weights is True else None
         for layer in self.encoder:
             states = layer(states, source, positions, maps)
         states = self.encoder_norm(states)
-        cross = (layer.cross.memorize(states, source.valid, need_weights=need_weights) for layer in self.decoder)
+        cross = (layer.cross.memorize(states, source.valid, need_weights=bool(need_weights)) for layer in self.decoder)
         return TransformerMemory(tuple(cross), maps)
 
     def decode(

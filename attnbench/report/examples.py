@@ -50,8 +50,8 @@ def examples_page(folder: Path, first: str, second: str, *, by: str = "rep", spl
     parts = [
         f"# Examples: {ours} and {theirs}\n\n"
         f"{escape_markdown(experiment.name)}, seed {pair[0].seed}, {split} set of {len(found):,} sentences. Counted is "
-        f"{_COUNTED[by]}: less of it under {theirs} in {len(gains)} sentences, under {ours} in {len(losses)}. Shown are "
-        f"the {most} sentences that differ the most either way; of ties, the first in the set.\n"
+        f"{_COUNTED[by]}: less of it under {theirs} in {len(gains)} sentences, under {ours} in {len(losses)}. Shown "
+        f"are the {most} sentences that differ the most either way; of ties, the first in the set.\n"
     ]
     for title, chosen in ((f"Less under {theirs}", gains), (f"Less under {ours}", losses)):
         parts.append(f"## {title}\n")

@@ -127,7 +127,7 @@ class Beam:
 
         coverage = self.spec.coverage
         words = source.valid & ~last_position(source.valid)
-        memory = model.encode(source, need_weights=coverage is not None)
+        memory = model.encode(source, need_weights="cross" if coverage is not None else False)
         state = model.start(memory, capacity, size, track=coverage is not None)
         ended = _Ended(rows, size, capacity, dtype, device)
         live = _Live(

@@ -58,7 +58,7 @@ def _decode(model: Seq2SeqModel, sources: list[list[int]], targets: list[list[in
     data = _padded([[*ids, EOS] for ids in sources]).to(device)
     lengths = torch.tensor([len(ids) + 1 for ids in sources], device=device)
     valid = torch.arange(data.shape[1], device=device) < lengths[:, None]
-    memory = model.encode(Source(data, valid), need_weights=True)
+    memory = model.encode(Source(data, valid), need_weights="cross")
     maps = model.decode(memory, _padded([[BOS, *ids] for ids in targets]).to(device), need_weights=True).maps
     cross = (maps or {}).get("cross")
     if not cross:

@@ -95,6 +95,7 @@ def test_empty_files_and_empty_lines(invoke):
     (["test.en", "test.xx", "--aligner", "eflomal"], 3, "eflomal is not installed; pip install"),
     (["test.en", "test.xx", "--gold", "test.en"], 4, "test.en:1: "),
     (["test.en", "test.xx", "--train", "train.en"], 2, "requires 2 arguments"),
+    (["test.en", "test.xx", "--gold-first", "1"], 2, "name them with --gold"),
 ])  # fmt: skip
 def test_mistakes_are_named(invoke, monkeypatch, arguments, code, message):
     monkeypatch.setitem(sys.modules, "eflomal", None)

@@ -38,7 +38,10 @@ def test_links_and_their_error_rates(invoke, cell):
 
 @pytest.mark.parametrize(("options", "words"), [
     (["--gold", "gold"], "--align SOURCE TARGET"),
-    (["--align", "s.txt", "t.txt", "--input", "s.txt"], "exclude each other"),
+    (["--align", "s.txt", "t.txt", "--input", "s.txt"], "--align and --input exclude each other"),
+    (["--align", "s.txt", "t.txt", "--split", "valid"], "--align and --split exclude each other"),
+    (["--input", "s.txt", "--split", "test"], "--input and --split exclude each other"),
+    (["--align", "s.txt", "t.txt", "--gold-first", "1"], "name them with --gold"),
     (["--align", "s.txt", "gold", "--gold", "t.txt"], "t.txt:1: 'x' is no link"),
     (["--align", "s.txt", "absent"], "absent"),
 ])  # fmt: skip

@@ -363,7 +363,8 @@ def test_what_was_received_is_the_sum_of_the_weights_told(raw):
     model, beams = build(raw), 2
     source, _, _ = batch()
     told = torch.randint(3, VOCABULARY, (len(LENGTHS) * beams, 4), generator=torch.Generator().manual_seed(4))
-    memory = model.encode(source, need_weights=True)
+    memory = model.encode(source, need_weights="cross")
+    assert getattr(memory, "maps", None) is None  # those of the encoder, which a search would only carry along
     state = model.start(memory, 4, beams, track=True)
     rows = torch.tensor([1, 0, 3, 3, 4, 5])
     for at in range(4):

@@ -17,6 +17,7 @@ from attnbench.experiment.pipeline import Place, count_parameters, run_cell
 from attnbench.experiment.run import Run
 from attnbench.models.fertility.guided import GuidedFertility
 from attnbench.models.fertility.predicted import PredictedFertility
+from attnbench.tasks import pairs
 
 TAGGER = {"kind": "predicted", "layers": 1, "embedding": 8, "width": 8, "epochs": 1}
 
@@ -56,13 +57,15 @@ def test_predicted_cells_tell_how_well_their_tagger_learned(bench: Any):
     assert result["metrics"]["params"] == count_parameters(given.cells[0].spec) == count_parameters(plain.cells[0].spec)
 
 
-def test_actual_cells_ask_the_references_of_every_split_and_are_timed(bench: Any):
+def test_actual_cells_ask_the_references_of_every_split_and_are_timed(bench: Any, monkeypatch: pytest.MonkeyPatch):
     folder, result = finish(bench, experiment(bench, "actual", timing={"decode_runs": 1}))
     assert {"valid/bleu", "test/bleu", "decode/seconds"} <= set(result["metrics"])
     trained = load_trained(folder, [], bench.cache, device="cpu", step=None)
     assert score_split(trained, "valid").values["bleu"] == pytest.approx(result["metrics"]["valid/bleu"])
+    monkeypatch.setattr(pairs, "with_fertilities", lambda data: pytest.fail("aligned a corpus that nobody asked about"))
+    other = load_trained(folder, [], bench.cache, device="cpu", step=None)
     with pytest.raises(AttnbenchError, match="oracle"):
-        translate(trained, ["x y"])
+        translate(other, ["x y"])
 
 
 @pytest.mark.parametrize("fertility", ["guided", TAGGER], ids=["guided", "predicted"])
