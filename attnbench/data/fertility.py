@@ -30,15 +30,15 @@ def with_fertilities(data: Data) -> Data:
     """The same data, whose batches have fertilities: of forward alignments between tokens as the model sees them, EOS
     being the sink (Malaviya et al. 2018). The aligner learns from the training split. Made once, then kept."""
     folder = data.path / f"fertility-{VERSION}"
-    with _kept(folder):
+    with kept(folder):
         if not folder.exists():
             _write_fertilities(data, folder)
     return Data(data.path, data.manifest, data.recipe, fertilities=folder)
 
 
 @contextmanager
-def _kept(path: Path) -> Iterator[None]:
-    """One process at a time makes `path`. Raises DataError where nothing can be written."""
+def kept(path: Path) -> Iterator[None]:
+    """One process at a time makes `path`, beside the prepared data. Raises DataError where nothing can be written."""
     try:
         with making(path):
             yield
@@ -79,7 +79,7 @@ def word_aligner(data: Data, *, lowercase: bool) -> Aligner:
     Source lines end with SINK, here and where it is asked.
     """
     path = data.path / f"aligner-{VERSION}{'-lc' if lowercase else ''}.npz"
-    with _kept(path):
+    with kept(path):
         if not path.exists():
             train = data.split("train")
             log.info("aligning %s pairs for the DROP-score", f"{len(train):,}")

@@ -26,6 +26,7 @@ from attnbench.models.base import Seq2SeqModel, Sizes, Source
 from attnbench.models.fertility.base import Fertility
 from attnbench.search.base import Hypothesis, Limits, Searcher
 from attnbench.tasks.base import Loss, Metrics, TaskSpec
+from attnbench.tasks.lessons import teach
 from attnbench.tasks.loss import smoothed_cross_entropy
 
 SENTENCES = 64
@@ -97,16 +98,10 @@ class PairTask(ABC):
 
     def adapt(self, model: Seq2SeqModel, data: Data, seed: int, *, fresh: bool) -> Data:
         fertility: Fertility | None = getattr(model, "fertility", None)
-        if fertility is None or fertility.needs == "nothing" or (fertility.needs == "lessons" and not fresh):
-            return data
-        aligned = with_fertilities(data)
-        if fertility.needs == "oracle":
-            return aligned
-        train, valid = (
-            [source_of(batch) for batch in aligned.eval_batches(split, tokens=LESSON, rows=SENTENCES)]
-            for split in ("train", "valid")
-        )
-        fertility.learn(train, valid, seed)
+        if fertility is not None and fertility.needs == "oracle":
+            return with_fertilities(data)
+        if fertility is not None and fertility.needs == "lessons" and fresh:
+            teach(fertility, data.path, seed, lambda: _lessons(with_fertilities(data)))
         return data
 
     def count(self, batch: Batch) -> int:
@@ -206,6 +201,15 @@ class PairTask(ABC):
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     return map_batch(lambda tensor: tensor.to(device), batch)
+
+
+def _lessons(aligned: Data) -> tuple[list[Source], list[Source]]:
+    """Of training and of validation."""
+    train, valid = (
+        [source_of(batch) for batch in aligned.eval_batches(split, tokens=LESSON, rows=SENTENCES)]
+        for split in ("train", "valid")
+    )
+    return train, valid
 
 
 def source_of(batch: Batch, device: torch.device | None = None) -> Source:

@@ -70,7 +70,7 @@ def test_actual_cells_ask_the_references_of_every_split_and_are_timed(bench: Any
 
 @pytest.mark.parametrize("fertility", ["guided", TAGGER], ids=["guided", "predicted"])
 def test_what_was_learned_is_not_learned_again(bench: Any, fertility: Any, monkeypatch: pytest.MonkeyPatch):
-    """A cell that goes on after its first checkpoint ends as one that was never stopped."""
+    """It is kept for cells alike; and one that goes on after its first checkpoint ends as if it was never stopped."""
     whole, _ = finish(bench, experiment(bench, fertility))
     wanted = load_trained(whole, [], bench.cache, device="cpu", step=None).model.state_dict()
     learned = []
@@ -81,6 +81,12 @@ def test_what_was_learned_is_not_learned_again(bench: Any, fertility: Any, monke
         )
     bench.runs = bench.folder / "again"
     given = experiment(bench, fertility)
+    folder, _ = finish(bench, given)
+    assert learned == []
+    data = given.cells[0].spec.task.data_path(bench.cache)
+    for path in data.glob("lessons-*.safetensors"):
+        path.unlink()
+    bench.runs = bench.folder / "once more"
     folder, _ = finish(bench, given)
     assert len(learned) == 1
     (folder / "result.json").unlink()

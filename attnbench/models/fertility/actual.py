@@ -18,9 +18,9 @@ class ActualFertility(Fertility):
 
     needs: ClassVar[Needs] = "oracle"
 
-    def __init__(self, slack: float) -> None:
-        super().__init__()
-        self.slack = slack
+    def __init__(self, spec: ActualFertilitySpec) -> None:
+        super().__init__(spec)
+        self.slack = spec.slack
 
     def forward(self, source: Source) -> Float[Tensor, "B S"]:
         if source.fertility is None:
@@ -42,4 +42,4 @@ class ActualFertilitySpec(FertilitySpec):
     """Added to what the alignment shows."""
 
     def build(self, sizes: Sizes) -> ActualFertility:
-        return ActualFertility(self.slack)
+        return ActualFertility(self)

@@ -25,6 +25,10 @@ class Fertility(nn.Module, ABC):
     """lessons: `learn` is called before training; what it learned is part of the weights. oracle: every source has to
     bring its own fertilities."""
 
+    def __init__(self, spec: FertilitySpec) -> None:
+        super().__init__()
+        self.spec = spec
+
     @abstractmethod
     def forward(self, source: Source) -> Float[Tensor, "B S"]: ...
 

@@ -16,9 +16,9 @@ from attnbench.models.fertility.base import Fertility, FertilitySpec, fertilitie
 class ConstantFertility(Fertility):
     """See ConstantFertilitySpec."""
 
-    def __init__(self, value: float) -> None:
-        super().__init__()
-        self.value = value
+    def __init__(self, spec: ConstantFertilitySpec) -> None:
+        super().__init__(spec)
+        self.value = spec.value
 
     def forward(self, source: Source) -> Float[Tensor, "B S"]:
         return torch.full(source.valid.shape, self.value, device=source.valid.device)
@@ -35,4 +35,4 @@ class ConstantFertilitySpec(FertilitySpec):
     """The attention that each word may receive, 1 being all of one step."""
 
     def build(self, sizes: Sizes) -> ConstantFertility:
-        return ConstantFertility(self.value)
+        return ConstantFertility(self)

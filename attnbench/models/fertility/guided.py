@@ -17,8 +17,8 @@ class GuidedFertility(Fertility):
 
     needs: ClassVar[Needs] = "lessons"
 
-    def __init__(self, rows: int) -> None:
-        super().__init__()
+    def __init__(self, spec: GuidedFertilitySpec, rows: int) -> None:
+        super().__init__(spec)
         self.register_buffer("table", torch.ones(rows))
         self.table: Tensor
 
@@ -45,4 +45,4 @@ class GuidedFertilitySpec(FertilitySpec):
     paper: ClassVar[str] = "Malaviya et al. 2018"
 
     def build(self, sizes: Sizes) -> GuidedFertility:
-        return GuidedFertility(sizes.source_vocab)
+        return GuidedFertility(self, sizes.source_vocab)

@@ -24,8 +24,8 @@ class PredictedFertility(Fertility):
     needs: ClassVar[Needs] = "lessons"
 
     def __init__(self, spec: PredictedFertilitySpec, rows: int, pad: int) -> None:
-        super().__init__()
-        self.spec = spec
+        super().__init__(spec)
+        self.spec: PredictedFertilitySpec = spec
         self.table = nn.Embedding(rows, spec.embedding, padding_idx=pad)
         self.tagger = nn.LSTM(
             spec.embedding, spec.width, spec.layers, batch_first=True, bidirectional=True,
@@ -37,7 +37,7 @@ class PredictedFertility(Fertility):
         self.register_buffer("accuracy", torch.zeros(()))
         self.f1: Tensor
         self.accuracy: Tensor
-        self.requires_grad_(False)
+        self.requires_grad_(False).train(False)
 
     def forward(self, source: Source) -> Float[Tensor, "B S"]:
         chances = self._tag(source).softmax(-1)

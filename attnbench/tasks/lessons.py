@@ -1,0 +1,46 @@
+"""What a fertility learns of aligned text before its model is trained: learned once for all cells alike, then kept."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from safetensors.torch import load_file, save
+
+from attnbench.core.errors import AttnbenchError
+from attnbench.core.files import write_atomic
+from attnbench.data.fertility import VERSION as ALIGNED
+from attnbench.data.fertility import kept
+from attnbench.models.fertility.base import Fertility, Lessons
+
+log = logging.getLogger("attnbench")
+
+VERSION = 1
+"""Part of the names under which results are kept: another number where the same lessons teach something else."""
+
+
+def teach(fertility: Fertility, folder: Path, seed: int, lessons: Callable[[], tuple[Lessons, Lessons]]) -> None:
+    """Teach it, or give it what one of the same spec and seed has learned of the prepared data in `folder`.
+
+    lessons: those of training and of validation; called where they are needed. Raises DataError where nothing can be
+    kept, AttnbenchError for a damaged file.
+    """
+    path = folder / f"lessons-{_digest(fertility, seed)}.safetensors"
+    with kept(path):
+        if not path.exists():
+            fertility.learn(*lessons(), seed)
+            write_atomic(path, save({name: tensor.contiguous() for name, tensor in fertility.state_dict().items()}))
+            return
+    try:
+        fertility.load_state_dict(load_file(path))
+    except Exception as error:  # safetensors raises its own type, which has no stable home
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise AttnbenchError(f"{path}: cannot be read ({reason}); remove it and run again") from None
+    log.info("the fertility '%s' has been learned before, and is kept in %s", fertility.spec.kind, path)
+
+
+def _digest(fertility: Fertility, seed: int) -> str:
+    text = f"{fertility.spec.digest()} {seed} {ALIGNED} {VERSION}"
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
