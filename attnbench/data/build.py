@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -24,6 +25,7 @@ X = TypeVar("X")
 log = logging.getLogger("attnbench")
 
 SIDES = ("src", "tgt")
+_REASONS = ("empty", "too_long", "ratio", "overlap")
 _BATCH = 2048
 _REPORT = 500_000
 
@@ -71,6 +73,28 @@ def write_texts(recipe: Recipe, parts: Mapping[str, list[Part]], folder: Path) -
         if number["kept"] == 0:
             raise DataError(f"the {split} split keeps no pair of {number['read']:,} read; check its files and filters")
     return counts
+
+
+def drop_overlap(folder: Path, *, aligned: bool) -> int:
+    """Take out of the training text what stands in valid or test, on either side; returns the number of pairs.
+
+    Raises DataError where nothing would be left.
+    """
+    known = [{line for split in SPLITS[1:] for line in TextLines(folder / f"{split}.{side}.txt")} for side in SIDES]
+    links: Iterable[str] = TextLines(folder / "train.align") if aligned else repeat("")
+    read = 0
+    with TemporaryDirectory(dir=folder) as name:
+        work = Path(name)
+        with SplitText(work, "train", aligned) as text:
+            for (source, target), link in zip(_pairs(folder, "train"), links, strict=False):
+                read += 1
+                if source not in known[0] and target not in known[1]:
+                    text.write(source, target, "", link)
+        if not text.counts["kept"]:
+            raise DataError(f"all of the {read:,} training pairs stand in valid or test too; say `overlap: keep`")
+        for file in work.iterdir():
+            file.replace(folder / file.name)
+    return read - text.counts["kept"]
 
 
 def count_repeated(folder: Path, split: str) -> int:
@@ -217,6 +241,9 @@ def _chunks(items: Iterator[X]) -> Iterator[list[X]]:
 def build(recipe: Recipe, parts: Mapping[str, list[Part]], folder: Path) -> dict[str, Any]:
     """Fill `folder` with everything but the manifest; returns the manifest's `splits` and `vocabulary`."""
     counts = write_texts(recipe, parts, folder)
+    if recipe.overlap == "drop":
+        counts["train"]["overlap"] = drop_overlap(folder, aligned=_aligned(parts, "train"))
+        counts["train"]["kept"] -= counts["train"]["overlap"]
     held = {split for own in parts.values() for part in own for split in part.held.values()}
     repeated = {split: count_repeated(folder, split) for split in SPLITS if split in held}
     for split, number in repeated.items():
@@ -227,7 +254,7 @@ def build(recipe: Recipe, parts: Mapping[str, list[Part]], folder: Path) -> dict
     splits: dict[str, dict[str, Any]] = {}
     for split in SPLITS:
         number = counts[split]
-        dropped = {reason: number[reason] for reason in ("empty", "too_long", "ratio")}
+        dropped = {reason: number[reason] for reason in _REASONS if reason in number}
         sizes = write_ids((source, target), split, folder)
         splits[split] = {"pairs": number["kept"], "read": number["read"], "dropped": dropped, **sizes}
         if split in repeated:

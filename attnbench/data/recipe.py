@@ -35,6 +35,9 @@ class Recipe(Spec):
     empty: Literal["error", "drop", "keep"] = "drop"
     """What to do with a pair that has an empty side; keep is for generated text, in which nothing is a sentence too."""
 
+    overlap: Literal["keep", "drop"] = "keep"
+    """drop: training pairs with a side that is, word for word, a line of that side of valid or test are left out."""
+
     @model_validator(mode="before")
     @classmethod
     def _usual(cls, raw: Any) -> Any:

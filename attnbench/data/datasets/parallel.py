@@ -37,6 +37,8 @@ class ParallelSpec(DatasetSpec):
     """Codes of the source and the target language, like [de, en]; Moses tokenises by them."""
     train: Files
     """Training text."""
+    more: list[Files] = Field(default_factory=list)
+    """More training text, after it."""
     valid: Files | None = None
     """Validation text; left out: taken from the training text."""
     test: Files | None = None
@@ -53,7 +55,7 @@ class ParallelSpec(DatasetSpec):
         return self.tokenized
 
     def local_files(self, folder: Path | None) -> list[Path]:
-        given = [files for files in (self.train, self.valid, self.test) if files is not None]
+        given = [files for files in (self.train, *self.more, self.valid, self.test) if files is not None]
         names = [name for files in given for name in (files.source, files.target, files.alignment) if name is not None]
         folders = [] if folder is None else [folder]
         return [next(filter(Path.is_file, places), places[0]) for places in (_places(name, folders) for name in names)]
@@ -61,7 +63,8 @@ class ParallelSpec(DatasetSpec):
     def sources(self, files: Finder, work: Path) -> dict[str, list[Part]]:
         absent = {"valid": self.valid is None, "test": self.test is None}
         held = {self.hold_every - place: split for place, split in enumerate(absent) if absent[split]}
-        parts = {"train": [self._part(self.train, files)._replace(every=self.hold_every, held=held)]}
+        train = (self._part(each, files) for each in (self.train, *self.more))
+        parts = {"train": [part._replace(every=self.hold_every, held=held) for part in train]}
         for split, given in (("valid", self.valid), ("test", self.test)):
             if given is not None:
                 parts[split] = [self._part(given, files)]

@@ -101,3 +101,55 @@ def test_a_source_with_another_target_is_another_pair(given, prepared, caplog) -
     data = prepared(dataset(hold_every=5))
     assert [data.manifest["splits"][split]["in_train"] for split in ("valid", "test")] == [0, 0]
     assert "training text too" not in caplog.text
+
+
+def test_more_training_text_comes_after_the_first(given, prepared) -> None:
+    give(given, "a", 4)
+    give(given, "b", 6)
+    for stem in "vt":
+        give(given, stem, 2)
+    files = {split: {"source": f"{stem}.de", "target": f"{stem}.en"} for split, stem in (("valid", "v"), ("test", "t"))}
+    more = [{"source": "b.de", "target": "b.en"}, {"source": "a.de", "target": "a.en"}]
+    data = prepared(dataset(more=more, **files))
+    assert list(data.split("train").source) == [
+        *(f"a de {number}" for number in range(4)),
+        *(f"b de {number}" for number in range(6)),
+        *(f"a de {number}" for number in range(4)),
+    ]
+    held = prepared(dataset(more=more[:1], hold_every=5))
+    assert list(held.split("valid").source) == ["b de 0", "b de 5"]  # counted on from one text to the next
+
+
+def test_pairs_of_the_training_text_that_are_tested_on_can_be_left_out(given, prepared, caplog) -> None:
+    given.text("a.de", "eins\nzwei\ndrei\nvier\n")
+    given.text("a.en", "one\ntwo\nthree\nfour\n")
+    given.text("a.align", "0-0\n0-0\n0-0\n0-0 \n")
+    given.text("v.de", "zwei\nfünf\n")
+    given.text("v.en", "other\nfive\n")
+    given.text("t.de", "anders\n")
+    given.text("t.en", "three\n")
+    files = {split: {"source": f"{stem}.de", "target": f"{stem}.en"} for split, stem in (("valid", "v"), ("test", "t"))}
+    train = TRAIN | {"alignment": "a.align"}
+    data = prepared(dataset(train=train, **files), overlap="drop")
+    assert list(zip(data.split("train").source, data.split("train").target, strict=True)) == [
+        ("eins", "one"), ("vier", "four"),
+    ]  # fmt: skip
+    assert list(data.split("train").alignments) == ["0-0", "0-0"]
+    assert data.manifest["splits"]["train"] | {"pairs": 2} == data.manifest["splits"]["train"]
+    assert data.manifest["splits"]["train"]["dropped"] == {"empty": 0, "too_long": 0, "ratio": 0, "overlap": 2}
+    assert not [path for path in data.path.iterdir() if path.is_dir()]
+    held = [f"wort {number % 9}" for number in range(20)]  # the tenth and the last are held out
+    given.text("a.de", "".join(f"{line}\n" for line in held))
+    given.text("a.en", "".join(f"{line}\n" for line in held))
+    repeated = prepared(dataset(hold_every=10), overlap="drop")
+    assert not set(repeated.split("train").source) & {*repeated.split("valid").source, *repeated.split("test").source}
+    assert "training text too" not in caplog.text
+
+
+def test_an_overlap_that_leaves_nothing_is_told(given, prepared) -> None:
+    for stem in "avt":
+        given.text(f"{stem}.de", "eins\n")
+        given.text(f"{stem}.en", "one\n")
+    files = {split: {"source": f"{stem}.de", "target": f"{stem}.en"} for split, stem in (("valid", "v"), ("test", "t"))}
+    with pytest.raises(DataError, match="overlap: keep"):
+        prepared(dataset(**files), overlap="drop")
