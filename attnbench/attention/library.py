@@ -1,10 +1,11 @@
-"""The library face of the attention floor: build a transform by name, and list every mechanism."""
+"""The library face of the attention floor: build a transform or a pattern by name, and list every mechanism."""
 
 from __future__ import annotations
 
 import types
 import typing
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,12 +16,14 @@ from torch import Tensor, nn
 from attnbench.attention.biases.base import biases
 from attnbench.attention.coverage.base import coverages
 from attnbench.attention.modules.base import modules
-from attnbench.attention.patterns.base import patterns
+from attnbench.attention.patterns.base import PatternSpec, dense, patterns
 from attnbench.attention.scores.base import scores as score_family
 from attnbench.attention.transforms.base import ScoreTransform, transforms
-from attnbench.attention.types import Dims
+from attnbench.attention.types import Dims, Positions, Role
 from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec, dotted, problems, unknown
+
+S = TypeVar("S", bound=Spec)
 
 
 class Parameter(NamedTuple):
@@ -55,19 +58,48 @@ def build_transform(name: str, *, heads: int = 1, strict: bool = False, **params
     """
     if heads < 1:
         raise ValueError(f"a transform serves at least one head, not {heads}")
-    cls = transforms.get(name)
-    known = [field for field in cls.model_fields if field != "kind"]
-    for given in params:
-        if given not in known:
-            raise ValueError(f"{name}: {unknown('parameter', given, known)}")
-    try:
-        spec = cls.model_validate({"kind": name, **params})
-    except ValidationError as error:
-        rows = (": ".join(filter(None, (name, dotted(path), message))) for path, message in problems(error))
-        raise ValueError("; ".join(rows)) from None
+    spec = _parse(transforms, name, params)
     spec.require()
     transform = spec.build(Dims(heads=heads))
     return StrictTransform(transform) if strict else transform
+
+
+def build_pattern(name: str, *, n: int | None = None, **params: Any) -> Pattern:
+    """The pattern called `name` that lets a row far from both ends attend to n positions.
+
+    Raises ValueError for an unknown name and an unknown, missing or bad parameter.
+    """
+    spec = _parse(patterns, name, params if n is None else {"n": n, **params})
+    spec.require()
+    return Pattern(spec)
+
+
+class Pattern:
+    """A pattern as a mask. Give its spec's `mask_mod` to a kernel instead."""
+
+    def __init__(self, spec: PatternSpec) -> None:
+        self.spec = spec
+
+    def dense(
+        self, q_len: int, k_len: int, role: Role = "encoder_self", *, layer: int = 0, head: int = 0
+    ) -> Bool[Tensor, "Q K"]:
+        """Which keys each query may look at. In self-attention the queries are the last q_len of k_len positions, so
+        that one row is a step of decoding; in cross-attention they are the first.
+
+        Raises ValueError for a role that the pattern does not know, and for more queries than positions.
+        """
+        if role not in self.spec.roles:
+            raise ValueError(
+                f"the pattern '{self.spec.kind}' cannot stand at {role} ({', '.join(sorted(self.spec.roles))})"
+            )
+        if role != "cross" and q_len > k_len:
+            raise ValueError(f"self-attention has as many keys as queries at least, not {k_len} for {q_len}")
+        first = 0 if role == "cross" else k_len - q_len
+        rule = self.spec.mask_mod(role, layer)
+        if rule is None:
+            return torch.ones(q_len, k_len, dtype=torch.bool)
+        found = dense(rule, Positions(torch.arange(first, first + q_len), torch.arange(k_len)), head + 1)
+        return found.expand(1, head + 1, q_len, k_len)[0, head]
 
 
 class StrictTransform(nn.Module):
@@ -94,6 +126,20 @@ class StrictTransform(nn.Module):
             value = scores[at].item()
             raise ValueError(f"{int(spoilt.sum())} valid scores are NaN or +inf, the first {value} at index {at}")
         return weights
+
+
+def _parse(family: Registry[S], name: str, params: Mapping[str, Any]) -> S:
+    """The spec with these parameters. Raises ValueError with every fault."""
+    cls = family.get(name)
+    known = [field for field in cls.model_fields if field != "kind"]
+    for given in params:
+        if given not in known:
+            raise ValueError(f"{name}: {unknown('parameter', given, known)}")
+    try:
+        return cls.model_validate({"kind": name, **params})
+    except ValidationError as error:
+        rows = (": ".join(filter(None, (name, dotted(path), message))) for path, message in problems(error))
+        raise ValueError("; ".join(rows)) from None
 
 
 def mechanisms() -> list[Mechanism]:

@@ -88,6 +88,7 @@ class SiteSpec(Spec):
                     "(like `transform: topk`), or drop the budget"
                 )
         site = self.replace(**parts, budget=None)
+        site.pattern.require()
         site.transform.require()
         for name in ("module", "bias", "pattern", "transform"):
             part = getattr(site, name)

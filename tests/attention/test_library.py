@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from attnbench.attention import build_transform, mechanisms
+from attnbench.attention import build_pattern, build_transform, mechanisms
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.transforms.entmax import entmax
 from attnbench.attention.transforms.softmax import softmax
@@ -86,3 +86,32 @@ def test_every_mechanism_is_listed_with_its_parameters_and_paper():
     memory = found["module", "fixed_memory"].parameters
     assert (memory["encoder_transform"].type, memory["encoder_transform"].default) == ("transform", {"kind": "softmax"})
     assert memory["slots"].default == 32
+
+
+def test_a_pattern_is_a_mask_of_the_queries_that_come_last():
+    window = build_pattern("window", n=2)
+    assert window.dense(3, 3).tolist() == [[True, False, False], [True, True, False], [False, True, True]]
+    whole = window.dense(9, 9, "decoder_self", layer=1, head=3)
+    assert torch.equal(window.dense(2, 9, "decoder_self"), whole[-2:])
+    assert torch.equal(build_pattern("full").dense(2, 5, "cross"), torch.ones(2, 5, dtype=torch.bool))
+    assert torch.equal(build_pattern("full").dense(2, 3, "decoder_self"), torch.ones(2, 3).tril(1).bool())
+
+
+@pytest.mark.parametrize(("name", "params", "message"), [
+    ("windw", {"n": 2}, "did you mean 'window'"),
+    ("window", {}, "window needs to know how many positions"),
+    ("window", {"n": 0}, "window: n"),
+    ("window", {"n": 2, "dilation": 2}, "unknown parameter 'dilation'"),
+    ("full", {"n": 2}, "unknown parameter 'n'"),
+])  # fmt: skip
+def test_a_pattern_that_cannot_be_is_told(name, params, message):
+    with pytest.raises(ValueError, match=message):
+        build_pattern(name, **params)
+
+
+def test_a_mask_that_cannot_be_is_told():
+    window = build_pattern("window", n=2)
+    with pytest.raises(ValueError, match="cannot stand at cross"):
+        window.dense(2, 2, "cross")
+    with pytest.raises(ValueError, match="as many keys as queries"):
+        window.dense(3, 2)

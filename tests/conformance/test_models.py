@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from attnbench.attention.patterns.base import patterns
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.types import Role
 from attnbench.core.errors import AttnbenchError
@@ -118,6 +119,16 @@ WITH_MEMORY = [
     pytest.param({"kind": kind, **SMALL[kind][0], "attention": {"cross": site}}, id=f"{kind}0-memory-{label}")
     for kind in models.kinds() for label, site in MEMORY.items()
 ]  # fmt: skip
+PATTERNED = [
+    pytest.param(
+        {"kind": "transformer", **SMALL["transformer"][0],
+         "attention": {role: {"pattern": pattern, "budget": 3, **site} for role in ("encoder_self", "decoder_self")}},
+        id=f"transformer0-{pattern}-{name(site)}",
+    )
+    for pattern in patterns.kinds() if patterns.get(pattern).from_budget(3, "encoder_self")
+    for site in ({"transform": "softmax"}, {"transform": "topk"})
+]  # fmt: skip
+"""Every pattern on both self-attentions, alone and with a transform that takes a budget, too."""
 CASES = [
     *(
         pytest.param(
@@ -127,6 +138,7 @@ CASES = [
         for site in sites(kind)
     ),
     *WITH_MEMORY,
+    *PATTERNED,
     *(plain for plain in PLAIN if not str(plain.id).endswith("0")),
 ]
 """The first shape of each model with everything that can stand in it; the other shapes as they are."""

@@ -24,6 +24,9 @@ class PatternSpec(Spec):
         """The rule for one site, causality of `decoder_self` included; None: everyone may look at everyone."""
         raise NotImplementedError
 
+    def require(self) -> None:
+        """Raise ValueError when a field was not given that has no default, and a budget did not set it either."""
+
     @classmethod
     def from_budget(cls, n: int, role: Role) -> Self | None:
         """The pattern that lets an ordinary row attend n positions; None: it takes no budget."""

@@ -1,0 +1,53 @@
+"""What fixed patterns share: a number of positions n, and causality on top of their own rule.
+
+Definitions are this project's reading of *Extremely Sparse Transformer*, section 4.3, which has words and a picture: n
+counts the attended positions of a row far from both ends, at the ends rows are cut off and never wrapped.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+from pydantic import Field
+from torch import Tensor
+
+from attnbench.attention.patterns.base import PatternSpec
+from attnbench.attention.types import MaskMod, Role
+
+
+class FixedSpec(PatternSpec):
+    """A pattern of n positions a row, which says where one may look by `near` alone."""
+
+    roles: ClassVar[frozenset[Role]] = frozenset({"encoder_self", "decoder_self"})
+    paper: ClassVar[str] = "Extremely Sparse Transformer, section 4.3"
+
+    n: int | None = Field(default=None, ge=1)
+    """Attended positions of a row that is far from both ends."""
+
+    @classmethod
+    def from_budget(cls, n: int, role: Role) -> Self | None:
+        return cls.model_validate({"n": n}) if role in cls.roles else None
+
+    def require(self) -> None:
+        if self.n is None:
+            raise ValueError(f"{self.kind} needs to know how many positions a row attends to: give n or a budget")
+
+    def near(self, q: Tensor, k: Tensor, n: int, *, causal: bool) -> Tensor:
+        """Elementwise, without causality: whether position q may look at k."""
+        raise NotImplementedError
+
+    def mask_mod(self, role: Role, layer: int = 0) -> MaskMod | None:
+        self.require()
+        n, causal = self.n or 1, role == "decoder_self"
+
+        def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            near = self.near(q, k, n, causal=causal)
+            return near & (k <= q) if causal else near
+
+        return rule
+
+
+def reach(n: int, *, causal: bool) -> tuple[int, int]:
+    """The offsets (first, last) of n neighbours, the position itself among them: `-floor(n/2) .. floor((n-1)/2)`, or
+    the n last ones."""
+    return (-(n - 1), 0) if causal else (-(n // 2), (n - 1) // 2)

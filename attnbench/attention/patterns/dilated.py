@@ -1,0 +1,26 @@
+"""The dilated pattern: a window with gaps."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from attnbench.attention.patterns._fixed import FixedSpec, reach
+from attnbench.attention.patterns.base import patterns
+
+
+@patterns.register
+class DilatedSpec(FixedSpec):
+    """A window of n positions, every `dilation`-th of the sequence: the position itself, and none right beside it."""
+
+    kind: Literal["dilated"] = "dilated"
+
+    dilation: int = Field(default=2, ge=1)
+    """Steps from one attended position to the next; 1 is the window."""
+
+    def near(self, q: Tensor, k: Tensor, n: int, *, causal: bool) -> Tensor:
+        first, last = (self.dilation * end for end in reach(n, causal=causal))
+        apart = k - q
+        return (apart >= first) & (apart <= last) & (apart % self.dilation == 0)

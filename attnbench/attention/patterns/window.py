@@ -1,0 +1,21 @@
+"""The window pattern: a position looks at its n nearest neighbours, itself among them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from attnbench.attention.patterns._fixed import FixedSpec, reach
+from attnbench.attention.patterns.base import patterns
+
+
+@patterns.register
+class WindowSpec(FixedSpec):
+    """The n nearest positions; of an even n one more before than behind; where it is causal the n last ones."""
+
+    kind: Literal["window"] = "window"
+
+    def near(self, q: Tensor, k: Tensor, n: int, *, causal: bool) -> Tensor:
+        first, last = reach(n, causal=causal)
+        return (k - q >= first) & (k - q <= last)

@@ -1,0 +1,88 @@
+"""The fixed patterns against double loops over their definitions, at every length and budget that papers use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from attnbench.attention import build_pattern
+
+LONGEST, MOST = 70, 40
+Said = Callable[[int, int, int, bool], bool]
+
+
+def offsets(n: int, causal: bool) -> list[int]:
+    return list(range(1 - n, 1)) if causal else list(range(-(n // 2), (n - 1) // 2 + 1))
+
+
+def block(i: int, j: int, n: int, causal: bool) -> bool:
+    return i // n == j // n
+
+
+def window(i: int, j: int, n: int, causal: bool) -> bool:
+    return j - i in offsets(n, causal)
+
+
+def dilated(i: int, j: int, n: int, causal: bool) -> bool:
+    return j - i in [2 * step for step in offsets(n, causal)]
+
+
+def sparser(i: int, j: int, n: int, causal: bool) -> bool:
+    return j - i in [3 * step for step in offsets(n, causal)]
+
+
+def first_ones(i: int, j: int, n: int, causal: bool) -> bool:
+    return j < n or i < n
+
+
+CASES = [
+    pytest.param("block", {}, block, id="block"),
+    pytest.param("window", {}, window, id="window"),
+    pytest.param("dilated", {}, dilated, id="dilated"),
+    pytest.param("dilated", {"dilation": 3}, sparser, id="dilated-3"),
+    pytest.param("global", {}, first_ones, id="global"),
+]
+
+
+@pytest.mark.parametrize("role", ["encoder_self", "decoder_self"])
+@pytest.mark.parametrize(("name", "fields", "said"), CASES)
+def test_a_pattern_is_its_definition(name: str, fields: dict[str, int], said: Said, role: str):
+    causal = role == "decoder_self"
+    for n in range(1, MOST + 1):
+        wanted = torch.tensor(
+            [
+                [said(i, j, n, causal) and (j <= i or not causal) for j in range(LONGEST)]
+                for i in range(LONGEST)
+            ]
+        )  # fmt: skip
+        pattern = build_pattern(name, n=n, **fields)
+        assert wanted.any(1).all()
+        for length in range(1, LONGEST + 1):
+            assert torch.equal(pattern.dense(length, length, role), wanted[:length, :length])
+
+
+@pytest.mark.parametrize(("name", "fields", "said"), CASES)
+def test_an_ordinary_row_has_the_positions_of_the_budget(name: str, fields: dict[str, int], said: Said):
+    for n in range(1, 9):
+        for role in ("encoder_self", "decoder_self"):
+            row = build_pattern(name, n=n, **fields).dense(80, 80, role)[40 // n * n + n - 1]
+            assert int(row.sum()) == n
+            assert bool(row[40 // n * n + n - 1]) == (name != "global")
+
+
+@pytest.mark.parametrize(
+    ("n", "first", "last"), [(1, 0, 0), (2, -1, 0), (3, -1, 1), (4, -2, 1), (5, -2, 2)]
+)  # fmt: skip
+def test_a_window_of_an_even_number_reaches_further_back(n: int, first: int, last: int):
+    row = build_pattern("window", n=n).dense(21, 21)[10].nonzero().squeeze(1) - 10
+    assert row.tolist() == list(range(first, last + 1))
+
+
+def test_a_dilation_of_one_is_the_window():
+    for role in ("encoder_self", "decoder_self"):
+        assert torch.equal(
+            build_pattern("dilated", n=5, dilation=1).dense(30, 30, role),
+            build_pattern("window", n=5).dense(30, 30, role),
+        )
