@@ -81,10 +81,11 @@ class Pattern:
         self.spec = spec
 
     def dense(
-        self, q_len: int, k_len: int, role: Role = "encoder_self", *, layer: int = 0, head: int = 0
+        self, q_len: int, k_len: int, role: Role = "encoder_self", *, layer: int = 0, head: int = 0, seed: int = 0
     ) -> Bool[Tensor, "Q K"]:
         """Which keys each query may look at. In self-attention the queries are the last q_len of k_len positions, so
-        that one row is a step of decoding; in cross-attention they are the first.
+        that one row is a step of decoding; in cross-attention they are the first. seed: of draws, where the pattern has
+        no own.
 
         Raises ValueError for a role that the pattern does not know, and for more queries than positions.
         """
@@ -95,7 +96,7 @@ class Pattern:
         if role != "cross" and q_len > k_len:
             raise ValueError(f"self-attention has as many keys as queries at least, not {k_len} for {q_len}")
         first = 0 if role == "cross" else k_len - q_len
-        rule = self.spec.mask_mod(role, layer)
+        rule = self.spec.mask_mod(role, layer, lengths=torch.tensor([k_len]), seed=seed)
         if rule is None:
             return torch.ones(q_len, k_len, dtype=torch.bool)
         found = dense(rule, Positions(torch.arange(first, first + q_len), torch.arange(k_len)), head + 1)

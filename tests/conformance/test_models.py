@@ -139,6 +139,15 @@ CASES = [
     ),
     *WITH_MEMORY,
     *PATTERNED,
+    *(
+        pytest.param(
+            {"kind": kind, **SMALL[kind][0], "attention": {"cross": {"pattern": pattern, "budget": 2}}},
+            id=f"{kind}0-cross-{pattern}",
+        )
+        for kind in models.kinds()
+        for pattern in patterns.kinds()
+        if patterns.get(pattern).from_budget(2, "cross")
+    ),
     *(plain for plain in PLAIN if not str(plain.id).endswith("0")),
 ]
 """The first shape of each model with everything that can stand in it; the other shapes as they are."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from attnbench.attention.history import left, unfold
@@ -26,7 +26,12 @@ class Scored(nn.Module):
         )
         self.bias = None if site.bias is None else site.bias.build(dims)
         self.transform = site.transform.build(dims)
-        self.rule = site.pattern.mask_mod(role, dims.layer)
+        self.pattern, self.layer = site.pattern, dims.layer
+        self.role: Role = role
+        self.rule = None if site.pattern.drawn else site.pattern.mask_mod(role, dims.layer)
+        if site.pattern.drawn:  # a buffer: weights that are loaded elsewhere bring their draw along
+            self.register_buffer("draw", torch.tensor(torch.initial_seed() & 0x7FFFFFFF))
+            self.draw: Tensor
         self.heads = dims.heads
         self.spends, self.bounded = site.spends, site.transform.needs_upper
         self.keeps_history = self.spends or self.coverage is not None
@@ -35,10 +40,23 @@ class Scored(nn.Module):
 
     def _allowed(self, memory: Memory, positions: Positions) -> Bool[Tensor, "#B #H #Q K"] | None:
         allowed = None if memory.valid is None else memory.valid[:, None, None, :]
-        if self.rule is not None:
-            rule = dense(self.rule, positions, self.heads)
-            allowed = rule if allowed is None else allowed & rule
-        return allowed
+        rule, rows = self.rule, 1
+        if self.pattern.drawn:
+            lengths = self._lengths(memory, positions)
+            rows = 1 if lengths is None else len(lengths)
+            rule = self.pattern.mask_mod(self.role, self.layer, lengths=lengths, seed=int(self.draw))
+        if rule is None:
+            return allowed
+        mask = dense(rule, positions, self.heads, rows)
+        return mask if allowed is None else allowed & mask
+
+    def _lengths(self, memory: Memory, positions: Positions) -> Int[Tensor, "#B"] | None:
+        """How many keys each row has; None where a query looks back and the future does not count."""
+        if self.role == "decoder_self":
+            return None
+        if memory.valid is None:
+            return positions.k.new_tensor([len(positions.k)])
+        return memory.valid.sum(1)
 
     def mix(
         self,

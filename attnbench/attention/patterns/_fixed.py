@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Self
 
+from jaxtyping import Int
 from pydantic import Field
 from torch import Tensor
 
@@ -36,7 +37,9 @@ class FixedSpec(PatternSpec):
         """Elementwise, without causality: whether position q may look at k."""
         raise NotImplementedError
 
-    def mask_mod(self, role: Role, layer: int = 0) -> MaskMod | None:
+    def mask_mod(
+        self, role: Role, layer: int = 0, *, lengths: Int[Tensor, "B"] | None = None, seed: int = 0
+    ) -> MaskMod | None:
         self.require()
         n, causal = self.n or 1, role == "decoder_self"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Self
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from attnbench.attention.types import ROLES, MaskMod, Positions, Role
@@ -18,10 +18,17 @@ class PatternSpec(Spec):
 
     kind: str
     roles: ClassVar[frozenset[Role]] = frozenset(ROLES)
+    drawn: ClassVar[bool] = False
+    """True: it depends on a seed and, where it is not causal, on how many keys each row of the batch has."""
     paper: ClassVar[str] = ""
 
-    def mask_mod(self, role: Role, layer: int = 0) -> MaskMod | None:
-        """The rule for one site, causality of `decoder_self` included; None: everyone may look at everyone."""
+    def mask_mod(
+        self, role: Role, layer: int = 0, *, lengths: Int[Tensor, "B"] | None = None, seed: int = 0
+    ) -> MaskMod | None:
+        """The rule for one site, causality of `decoder_self` included; None: everyone may look at everyone.
+
+        lengths: keys of each row of the batch. seed: the run's. Only a `drawn` pattern looks at them.
+        """
         raise NotImplementedError
 
     def require(self) -> None:
@@ -42,9 +49,9 @@ def causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
     return k <= q
 
 
-def dense(rule: MaskMod, positions: Positions, heads: int = 1) -> Bool[Tensor, "1 H Q K"]:
-    """The rule as a boolean tensor over absolute positions."""
+def dense(rule: MaskMod, positions: Positions, heads: int = 1, rows: int = 1) -> Bool[Tensor, "#B #H Q K"]:
+    """The rule as a boolean tensor over absolute positions. rows: of the batch, where it depends on them."""
     device = positions.q.device
-    row = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=device)
+    row = torch.arange(rows, device=device).view(rows, 1, 1, 1)
     head = torch.arange(heads, device=device).view(1, heads, 1, 1)
     return rule(row, head, positions.q.view(1, 1, -1, 1), positions.k.view(1, 1, 1, -1))

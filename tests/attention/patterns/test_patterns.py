@@ -33,7 +33,7 @@ def arange(queries, keys):
 
 @pytest.mark.parametrize(("pattern", "role"), CASES)
 def test_dense_is_the_rule_at_every_place(pattern, role):
-    rule = pattern.mask_mod(role)
+    rule = pattern.mask_mod(role, lengths=torch.tensor([LENGTH]))
     if rule is None:
         assert role != "decoder_self"  # someone must hide the future
         return
@@ -42,7 +42,7 @@ def test_dense_is_the_rule_at_every_place(pattern, role):
 
 @pytest.mark.parametrize(("pattern", "role"), CASES)
 def test_a_decode_row_is_the_training_row(pattern, role):
-    rule = pattern.mask_mod(role)
+    rule = pattern.mask_mod(role, lengths=torch.tensor([LENGTH]))
     if role != "decoder_self" or rule is None:
         return
     full = dense(rule, arange(LENGTH, LENGTH), HEADS).expand(1, HEADS, -1, -1)
@@ -54,7 +54,7 @@ def test_a_decode_row_is_the_training_row(pattern, role):
 
 @pytest.mark.parametrize(("pattern", "role"), CASES)
 def test_no_row_is_empty(pattern, role):
-    rule = pattern.mask_mod(role)
+    rule = pattern.mask_mod(role, lengths=torch.tensor([LENGTH]))
     assert rule is None or whole(rule).any(-1).all()
 
 
