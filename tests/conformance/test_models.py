@@ -128,6 +128,14 @@ PATTERNED = [
     for pattern in patterns.kinds() if patterns.get(pattern).from_budget(3, "encoder_self")
     for site in ({"transform": "softmax"}, {"transform": "topk"})
 ]  # fmt: skip
+PATTERNED += [
+    pytest.param(
+        {"kind": "transformer", **SMALL["transformer"][0],
+         "attention": {role: {"transform": "topk_oow", "budget": budget} for role in ("encoder_self", "decoder_self")}},
+        id=f"transformer0-topk_oow-{budget}",
+    )
+    for budget in (2, 3)
+]  # fmt: skip
 """Every pattern on both self-attentions, alone and with a transform that takes a budget, too."""
 CASES = [
     *(

@@ -29,6 +29,8 @@ class Scored(nn.Module):
         self.pattern, self.layer = site.pattern, dims.layer
         self.role: Role = role
         self.rule = None if site.pattern.drawn else site.pattern.mask_mod(role, dims.layer)
+        kept = site.transform.keep(role)
+        self.kept = None if kept is None else kept.mask_mod(role, dims.layer)
         if site.pattern.drawn:  # a buffer: weights that are loaded elsewhere bring their draw along
             self.register_buffer("draw", torch.tensor(torch.initial_seed() & 0x7FFFFFFF))
             self.draw: Tensor
@@ -93,6 +95,8 @@ class Scored(nn.Module):
             weights = softmax(scores, valid=allowed)
         elif self.bounded:
             weights = self.transform(scores, valid=allowed, upper=upper)
+        elif self.kept is not None:
+            weights = self.transform(scores, valid=allowed, keep=dense(self.kept, positions))
         else:
             weights = self.transform(scores, valid=allowed)
         if history is not None:

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from attnbench.attention.patterns.base import PatternSpec
 from attnbench.attention.types import ROLES, Dims, Role
 from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec
@@ -59,6 +60,10 @@ class TransformSpec(Spec):
 
     def require(self) -> None:
         """Raise ValueError when a field that has no default (k of top-k) was given neither directly nor by a budget."""
+
+    def keep(self, role: Role) -> PatternSpec | None:
+        """Where its `keep` comes from at a site; None: it has none."""
+        return None
 
     @classmethod
     def from_budget(cls, n: int, role: Role) -> Self | None:

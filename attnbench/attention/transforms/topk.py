@@ -72,7 +72,7 @@ def _weigh(
     length = masked.shape[-1]
     if ratio is None:
         count = k or length
-        kth = _largest(masked, count)[..., :1]
+        kth = largest(masked, count)[..., :1]
     else:
         count, kth = _largest_share(masked, ratio, at_least)
     spoilt = masked.amax(-1, keepdim=True) == torch.inf
@@ -89,7 +89,7 @@ def _weigh(
     return share(centre(masked).centred.exp_().mul_(chosen))
 
 
-def _largest(masked: Float[Tensor, "... K"], count: int) -> Float[Tensor, "... N"]:
+def largest(masked: Float[Tensor, "... K"], count: int) -> Float[Tensor, "... N"]:
     """The `count` largest of each row in ascending order, so that the first is the count-th best."""
     if count == 1:
         return masked.amax(-1, keepdim=True)
@@ -106,7 +106,7 @@ def _largest_share(
     alive = (masked > -torch.inf).sum(-1, keepdim=True)
     count = torch.ceil(alive.double() * ratio - 1e-9).long().clamp(min=at_least)  # 0.07 * 100 is a little over 7
     longest = min(length, max(at_least, math.ceil(length * ratio - 1e-9)))
-    kth = _largest(masked, longest).gather(-1, longest - count.clamp(max=longest))
+    kth = largest(masked, longest).gather(-1, longest - count.clamp(max=longest))
     return count.to(masked.dtype), kth
 
 
