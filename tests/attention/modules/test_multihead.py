@@ -67,6 +67,7 @@ def heads_of(states):
 def by_reference(module, site, role, query, keys, values, valid, positions):
     key_weight, value_weight = module.project_memory.weight[:WIDTH], module.project_memory.weight[WIDTH:]
     key_bias, value_bias = module.project_memory.bias[:WIDTH], module.project_memory.bias[WIDTH:]
+    kept = site.transform.keep(role)
     context, weights = attend(
         heads_of(query @ module.project_query.weight.T + module.project_query.bias),
         module.score.keys(heads_of(keys @ key_weight.T + key_bias)),
@@ -75,6 +76,7 @@ def by_reference(module, site, role, query, keys, values, valid, positions):
         transform=module.transform,
         positions=positions,
         rule=site.pattern.mask_mod(role),
+        kept=kept.mask_mod(role) if kept else None,
         valid=valid,
     )
     joined = torch.cat([context[:, h] for h in range(HEADS)], dim=-1)
