@@ -113,13 +113,13 @@ def _restore_texts(root: Path, cell: Cell, settings: Settings) -> None:
     No saved table holds them; paired tests and examples need them.
     """
     outputs = root / "cells" / cell.folder / "hyps"
+    task = cell.spec.task.bind()
     splits = [path.stem for path in sorted(outputs.glob("*.txt")) if "." not in path.stem]
-    if not splits or not _prepared(cell, settings):
-        return
-    task, data = cell.spec.task.bind(), cell.spec.task.open(cell.spec.task.data_path(settings.cache))
-    for split in splits:
-        for ending, lines in task.texts(data, split).items():
-            if not (outputs / f"{split}.{ending}").exists():
+    absent = [split for split in splits if not all((outputs / f"{split}.{each}").exists() for each in task.kept_texts)]
+    if absent and _prepared(cell, settings):
+        data = cell.spec.task.open(cell.spec.task.data_path(settings.cache))
+        for split in absent:
+            for ending, lines in task.texts(data, split).items():
                 write_lines(outputs / f"{split}.{ending}", lines)
 
 

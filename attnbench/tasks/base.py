@@ -68,9 +68,14 @@ class Task(Protocol):
         """Decode a split and score it. `unfinished`: outputs that the length limit cut off. brief: `bleu` alone."""
         ...
 
+    @property
+    def kept_texts(self) -> tuple[str, ...]:
+        """Endings of the files that hold the corpus's own lines beside the outputs: "ref.txt" what these are compared
+        with, "src.txt" what they were made from."""
+        ...
+
     def texts(self, data: Any, split: str) -> dict[str, list[str]]:
-        """The corpus's own lines that are kept beside the outputs, in the order of the split, under the ending of their
-        file: "ref.txt" what outputs are compared with, "src.txt" what they were made from."""
+        """Those lines, in the order of the split."""
         ...
 
     def decode(

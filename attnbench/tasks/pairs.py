@@ -64,6 +64,8 @@ class PairSpec(Recipe, TaskSpec):
 class PairTask(ABC):
     """A Task but for its scores."""
 
+    kept_texts: tuple[str, ...] = ("ref.txt", "src.txt")
+
     def __init__(self) -> None:
         self.limits = Limits(bos=BOS, eos=EOS, pad=PAD)
 
@@ -84,7 +86,8 @@ class PairTask(ABC):
         return list(data.split(split).target)
 
     def texts(self, data: Data, split: str) -> dict[str, list[str]]:
-        return {"ref.txt": self.references(data, split), "src.txt": list(data.split(split).source)}
+        found = {"ref.txt": self.references(data, split), "src.txt": list(data.split(split).source)}
+        return {ending: found[ending] for ending in self.kept_texts}
 
     def check(self, model: Seq2SeqModel, data: Data) -> None:
         for split in SPLITS:
