@@ -75,7 +75,7 @@ def build_pattern(name: str, *, n: int | None = None, **params: Any) -> Pattern:
 
 
 class Pattern:
-    """A pattern as a mask. Give its spec's `mask_mod` to a kernel instead."""
+    """A pattern as a mask."""
 
     def __init__(self, spec: PatternSpec) -> None:
         self.spec = spec

@@ -32,8 +32,10 @@ def report(
         tuple[str, str] | None,
         typer.Option("--examples", metavar="LABEL LABEL", help="Print where two rows differ the most, in Markdown."),
     ] = None,
-    by: Annotated[str, typer.Option("--by", help="What examples differ in: rep or drop.")] = "rep",
-    most: Annotated[int, typer.Option("--most", min=1, help="Examples of a gain, and of a loss.")] = 5,
+    by: Annotated[
+        str | None, typer.Option("--by", help="What examples differ in: rep (left out: this) or drop.")
+    ] = None,
+    most: Annotated[int | None, typer.Option("--most", min=1, help="Examples each way; left out: 5.")] = None,
 ) -> None:
     """Make results.json, .csv, .md and .tex of a run folder again from its cells, and print the table.
 
@@ -53,8 +55,10 @@ def report(
     if examples is not None:
         if as_json or format is not None or save is not None:
             raise SpecError("--examples prints a page of its own; drop --json, --format and --save")
-        sys.stdout.write(examples_page(folder, *examples, by=by, most=most))
+        sys.stdout.write(examples_page(folder, *examples, by=by or "rep", most=most or 5))
         return
+    if by is not None or most is not None:
+        raise SpecError("--by and --most choose examples; name two rows with --examples")
     log = logging.getLogger("attnbench")
     try:
         table.write_results(folder)

@@ -127,7 +127,7 @@ class Processes:
         workers = [_Worker(self._device(index)) for index in range(min(self.jobs, len(cells)))]
         idle = list(workers)
         running: dict[Future[Outcome], tuple[Cell, _Worker]] = {}
-        over: set[str] = set()  # trainings that ended, one way or another
+        over: set[str] = set()  # trainings that are done
         try:
             while waiting or running:
                 while idle and (cell := self._next(waiting, [cell for cell, _ in running.values()], over)):
@@ -137,9 +137,11 @@ class Processes:
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     cell, worker = running.pop(future)
-                    over.add(training_digest(cell.spec))
                     idle.append(worker)
-                    yield self._outcome(future, cell, worker)
+                    outcome = self._outcome(future, cell, worker)
+                    if outcome.error is None:
+                        over.add(training_digest(cell.spec))
+                    yield outcome
         finally:
             for worker in workers:
                 worker.stop()

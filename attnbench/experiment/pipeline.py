@@ -122,7 +122,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     result = _result(cell, outcome, parts, run, at, steps)
     result |= {"commit": attempts[-1]["commit"], "dirty": any(attempt["dirty"] for attempt in attempts)}
     result["metrics"]["params"] = _size(model)
-    result["total_seconds"] = time.perf_counter() - started + outcome.resumed_seconds
+    result["total_seconds"] = time.perf_counter() - started + outcome.resumed_seconds - run.borrowed_seconds
     run.finish(result)
     return result
 

@@ -38,6 +38,8 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.checkpoints = folder / "checkpoints"
+        self.borrowed_seconds = 0.0
+        """Of the training, made in another cell."""
 
     @classmethod
     @contextmanager

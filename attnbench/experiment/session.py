@@ -116,11 +116,15 @@ def _restore_texts(root: Path, cell: Cell, settings: Settings) -> None:
     task = cell.spec.task.bind()
     splits = [path.stem for path in sorted(outputs.glob("*.txt")) if "." not in path.stem]
     absent = [split for split in splits if not all((outputs / f"{split}.{each}").exists() for each in task.kept_texts)]
-    if absent and _prepared(cell, settings):
+    if not absent or not _prepared(cell, settings):
+        return
+    try:
         data = cell.spec.task.open(cell.spec.task.data_path(settings.cache))
         for split in absent:
             for ending, lines in task.texts(data, split).items():
                 write_lines(outputs / f"{split}.{ending}", lines)
+    except (AttnbenchError, OSError) as error:  # the cell is done all the same
+        log.warning("%s: the corpus's text could not be put beside the outputs (%s)", outputs, error)
 
 
 def _elsewhere(experiment: Experiment, settings: Settings) -> list[Path]:

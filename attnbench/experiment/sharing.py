@@ -6,7 +6,9 @@ import json
 import logging
 import os
 import shutil
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from attnbench.core.errors import SpecError
@@ -20,6 +22,9 @@ from attnbench.search.beam import BeamSpec
 from attnbench.train.state import checkpoint_steps
 
 log = logging.getLogger("attnbench")
+
+PATIENCE = 600.0
+"""Seconds to wait for others that copy the same checkpoints."""
 
 
 def training_digest(spec: CellSpec) -> str:
@@ -37,22 +42,41 @@ def take_training(cell: Cell, run: Run, cache: Path) -> Path | None:
         return None
     content, wanted = content_sha256(data), training_digest(cell.spec)
     for folder in sorted(run.folder.parent.iterdir()):
-        if folder == run.folder or not checkpoint_steps(folder / "checkpoints"):
-            continue
-        with suppress(LockedError), locked(folder / "lock"):  # one that is being run is not finished
-            if _trained_on(folder) == content and _training_of(folder) == wanted:
-                _copy(folder, run)
-                log.info("[%s, seed %d] trains as %s did, and takes its checkpoints", cell.label, cell.seed, folder)
-                return folder
+        if folder != run.folder and _whole(folder, content) and _training_of(folder) == wanted:
+            with suppress(LockedError, OSError), _held(folder):
+                if _whole(folder, content):
+                    _copy(folder, run)
+                    log.info("[%s, seed %d] trains as %s did, and takes its checkpoints", cell.label, cell.seed, folder)
+                    return folder
     return None
 
 
-def _trained_on(folder: Path) -> str | None:
-    """Hash of the data of a finished cell; None where it is not finished, or damaged."""
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """The lock of a finished cell. Others that take its checkpoints hold it for as long as they copy."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            with locked(folder / "lock"):
+                yield
+            return
+        except LockedError:
+            if time.monotonic() > end:
+                raise
+
+
+def _whole(folder: Path, content: str) -> bool:
+    """Whether a cell has ended in the usual way on these data, and still has the weights that it was scored with."""
     try:
-        return json.loads((folder / "result.json").read_bytes())["data"]["content_sha256"]
+        result = json.loads((folder / "result.json").read_bytes())
+        ended = result["outcome"]["kind"] != "diverged" and result["data"]["content_sha256"] == content
+        return (
+            ended
+            and bool(result["weights"])
+            and set(result["weights"]) <= set(checkpoint_steps(folder / "checkpoints"))
+        )
     except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return False
 
 
 def _training_of(folder: Path) -> str | None:
@@ -65,6 +89,7 @@ def _training_of(folder: Path) -> str | None:
 
 def _copy(folder: Path, run: Run) -> None:
     """Checkpoints last: without them the rest is no training."""
+    run.borrowed_seconds = json.loads((folder / "result.json").read_bytes())["metrics"]["train/seconds"]
     for name in ("metrics.jsonl", "env.json"):
         if (folder / name).is_file():
             write_atomic(run.folder / name, (folder / name).read_bytes())

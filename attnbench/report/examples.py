@@ -87,10 +87,11 @@ def _pair(experiment: Experiment, first: str, second: str) -> tuple[Cell, Cell]:
 
 
 def _read(pair: tuple[Cell, Cell], by: str, split: str) -> list[Example]:
-    sources, references = (_lines(pair[0], f"{split}.{name}.txt") for name in ("src", "ref"))
-    outputs = [_lines(cell, f"{split}.txt") for cell in pair]
     counts = [[_first_number(line, cell) for line in _lines(cell, f"{split}.{by}.txt")] for cell in pair]
-    if len({len(lines) for lines in (sources, references, *outputs, *counts)}) != 1:
+    texts = [[_lines(cell, f"{split}.{name}.txt") for name in ("src", "ref")] for cell in pair]
+    outputs = [_lines(cell, f"{split}.txt") for cell in pair]
+    sources, references = texts[0]
+    if texts[0] != texts[1] or len({len(lines) for lines in (sources, references, *outputs, *counts)}) != 1:
         raise AttnbenchError(f"{pair[0].folder.name} and {pair[1].folder.name} have lines of different sets")
     return [
         Example(number, source, reference, (one, two), (a, b))

@@ -127,5 +127,7 @@ def test_examples_are_a_page_of_their_own(folder: Path):
     assert page.count("Sentence ") == 1
     assert not list(folder.glob("results.*"))
     assert "leaves out" in run(folder, "--examples", "budget-8", "budget-inf", "--by", "drop")
+    with pytest.raises(SpecError, match="name two rows"):
+        run(folder, "--by", "drop")
     with pytest.raises(SpecError, match="a page of its own"):
         run(folder, "--examples", "budget-8", "budget-inf", "--json")

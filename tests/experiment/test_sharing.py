@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attnbench.core.files import read_jsonl
+from attnbench.core.lock import locked
 from attnbench.experiment import sharing
 from attnbench.experiment.executor import Processes, attempt
 from attnbench.experiment.grid import Cell
@@ -67,7 +69,9 @@ def test_what_a_training_depends_on(bench: Any, changes: dict[str, Any], same: b
     assert (training_digest(plain.spec) == training_digest(other.spec)) == same
 
 
-@pytest.mark.parametrize("what", ["unfinished", "damaged", "other data", "no checkpoints", "odd spec"])
+@pytest.mark.parametrize(
+    "what", ["unfinished", "damaged", "other data", "no checkpoints", "no best weights", "diverged", "odd spec"]
+)
 def test_a_training_that_is_not_whole_is_not_taken(bench: Any, what: str):
     experiment = bench.experiment({**BEAMS, "name": "shared"})
     cells = experiment.cells
@@ -83,6 +87,12 @@ def test_a_training_that_is_not_whole_is_not_taken(bench: Any, what: str):
     elif what == "other data":
         content = json.loads(result.read_text())
         result.write_text(json.dumps({**content, "data": {"content_sha256": "0"}}))
+    elif what == "diverged":
+        content = json.loads(result.read_text())
+        result.write_text(json.dumps({**content, "outcome": {**content["outcome"], "kind": "diverged"}}))
+    elif what == "no best weights":
+        (best,) = json.loads(result.read_text())["weights"]
+        (folder / "checkpoints" / f"step-{best}").rename(folder / "gone")
     elif what == "no checkpoints":
         (folder / "checkpoints").rename(folder / "gone")
     else:
@@ -91,6 +101,32 @@ def test_a_training_that_is_not_whole_is_not_taken(bench: Any, what: str):
     second = bench.cell(experiment, 1)
     assert taken(second) == []
     assert trained(second) == [1, 2, 3, 4]
+
+
+def test_a_training_that_another_copies_is_waited_for(bench: Any):
+    experiment = bench.experiment({**BEAMS, "name": "shared"})
+    root, place = bench.runs / experiment.name, Place(bench.cache)
+    assert attempt(root, experiment.cells[0], place, False, lambda record: None).error is None
+    folder = bench.cell(experiment, 0)
+    holding = locked(folder / "lock")
+    holding.__enter__()
+    release = threading.Timer(1.5, holding.__exit__, (None, None, None))
+    release.start()
+    assert attempt(root, experiment.cells[1], place, False, lambda record: None).error is None
+    release.join()
+    assert taken(bench.cell(experiment, 1)) == [f"trained as {folder.name}"]
+
+
+def test_the_seconds_of_a_training_are_counted_once(bench: Any):
+    experiment = bench.experiment({**BEAMS, "name": "shared"})
+    root, place = bench.runs / experiment.name, Place(bench.cache)
+    assert attempt(root, experiment.cells[0], place, False, lambda record: None).error is None
+    path = bench.cell(experiment, 0) / "result.json"
+    result = json.loads(path.read_text())
+    result["metrics"]["train/seconds"] += 1000  # as if it had taken so long: they are taken off the taker's
+    path.write_text(json.dumps(result))
+    assert attempt(root, experiment.cells[1], place, False, lambda record: None).error is None
+    assert json.loads((bench.cell(experiment, 1) / "result.json").read_text())["total_seconds"] < -900
 
 
 def test_where_files_cannot_have_two_names_they_are_copied(bench: Any, monkeypatch: pytest.MonkeyPatch):

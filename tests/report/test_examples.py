@@ -82,6 +82,13 @@ def test_absent_and_damaged_lines_are_named(folder: Path):
     lines.write_text("x 9\n" * 5)
     with pytest.raises(AttnbenchError, match="a line of counts is 'x 9'"):
         examples_page(folder, "softmax", "cs")
+    lines.write_text("1 9\n" * 5)
+    references = lines.with_name("test.ref.txt")
+    kept = references.read_text()
+    references.write_text(kept.replace("A", "Z"))
+    with pytest.raises(AttnbenchError, match="different sets"):
+        examples_page(folder, "softmax", "cs")
+    references.write_text(kept)
     lines.write_text("1 9\n" * 4)
     with pytest.raises(AttnbenchError, match="different sets"):
         examples_page(folder, "softmax", "cs")

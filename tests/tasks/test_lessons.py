@@ -44,6 +44,16 @@ def test_the_second_is_given_what_the_first_has_learned(spec, tmp_path: Path):
     assert torch.equal(first(source), second(source))
 
 
+def test_what_is_learned_does_not_hang_on_the_weights_at_first(tmp_path: Path):
+    """They depend on the model around it; what is kept serves another model, too."""
+    first = taught(TAGGER, tmp_path / "one")
+    torch.manual_seed(99)
+    second = TAGGER.build(SIZES)
+    teach(second, tmp_path / "two", 1, lessons)
+    for name, tensor in first.state_dict().items():
+        assert torch.equal(second.state_dict()[name], tensor)
+
+
 def test_another_seed_another_spec_and_other_data_learn_anew(tmp_path: Path):
     def counted() -> tuple[Lessons, Lessons]:
         asked.append(1)

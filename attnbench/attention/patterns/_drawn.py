@@ -1,4 +1,4 @@
-"""Draws that need no state: which keys a row draws is decided by a hash of seed, layer, head, query and key.
+"""Draws that need no state: which keys a row draws is decided by a hash of seed, site, layer, head, query and key.
 
 So the draw of a row is the same in training and in a step of decoding, and whatever the padding and the batch.
 """
@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from attnbench.attention.types import MaskMod
+from attnbench.attention.types import ROLES, MaskMod, Role
 
 _BITS, _WORD = 21, 0xFFFFFFFF
 _NEVER = torch.iinfo(torch.int64).max
@@ -18,17 +18,25 @@ LONGEST = 1 << _BITS
 
 
 class Drawn:
-    """Elementwise: whether a key is among the n that its row draws from the keys that `outside` does not hold.
+    """Whether a key is among the n that its row draws from the keys that `outside` does not hold.
 
-    lengths: how many keys the rows of the batch have; None: a query draws from itself and what came before. A row that
+    A rule for plain tensors: it looks at the largest query, which a compiled kernel cannot. lengths: how many keys the
+    rows of the batch have, unread at `decoder_self`, where a query draws from itself and what came before. A row that
     has fewer keys than n takes all of them.
     """
 
     def __init__(
-        self, n: int, seed: int, layer: int, lengths: Int[Tensor, "B"] | None = None, outside: MaskMod | None = None
+        self,
+        n: int,
+        seed: int,
+        role: Role,
+        layer: int,
+        lengths: Int[Tensor, "B"] | None = None,
+        outside: MaskMod | None = None,
     ) -> None:
-        self.n, self.lengths, self.outside = n, lengths, outside
-        self.start = _mixed(_mixed(torch.tensor(seed & _WORD)) + layer)
+        self.n, self.outside = n, outside
+        self.lengths = None if role == "decoder_self" else lengths
+        self.start = _mixed(_mixed(_mixed(torch.tensor(seed & _WORD)) + ROLES.index(role)) + layer)
 
     def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         open_to = self._open(b, h, q, k)
@@ -45,10 +53,10 @@ class Drawn:
     def _last(self, b: Tensor, h: Tensor, q: Tensor) -> Tensor:
         """The n-th smallest lot of each row."""
         count = int(q.max()) + 1 if self.lengths is None else int(self.lengths.max())
-        every = torch.arange(count, device=q.device)
+        every = torch.arange(max(1, count), device=q.device)
         b, h, q = (each.unsqueeze(-1) for each in (b, h, q))
         lots = torch.where(self._open(b, h, q, every), self._lot(h, q, every), _NEVER)
-        return lots.kthvalue(min(self.n, count), -1).values
+        return lots.kthvalue(min(self.n, len(every)), -1).values
 
 
 def _mixed(x: Tensor) -> Tensor:

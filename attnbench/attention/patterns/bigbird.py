@@ -42,5 +42,5 @@ class BigBirdSpec(FixedSpec):
             near = near | WindowSpec().near(q, k, window, causal=causal) if window else near
             return near & (k <= q) if causal else near
 
-        drawn = Drawn(n - window - first, chosen, layer, None if causal else lengths, outside=fixed)
+        drawn = Drawn(n - window - first, chosen, role, layer, lengths, outside=fixed)
         return lambda b, h, q, k: fixed(b, h, q, k) | drawn(b, h, q, k)

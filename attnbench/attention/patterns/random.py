@@ -32,4 +32,4 @@ class RandomSpec(FixedSpec):
         if role != "decoder_self" and lengths is None:
             raise ValueError(f"the pattern '{self.kind}' draws from the keys that there are: give their lengths")
         chosen = seed if self.seed is None else self.seed
-        return Drawn(self.n or 1, chosen, layer, None if role == "decoder_self" else lengths)
+        return Drawn(self.n or 1, chosen, role, layer, lengths)

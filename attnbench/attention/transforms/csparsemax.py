@@ -41,7 +41,7 @@ def newton(scores: Float[Tensor, "N K"], upper: Float[Tensor, "N K"]) -> tuple[F
     """Newton's method on F(tau) = `sum min([z - tau]_+, u) - 1`; and the rows that it leaves undone.
 
     Where its step leaves the bracket, it goes to a point between the bracket's middle and the secant's root; `lerp` by
-    1 or 0 picks as `where` does, several times as fast. Rounds end when few rows still move.
+    1 or 0 picks as `where` does, several times as fast. Rows that are done stand still until the others are few.
     """
     limits = torch.finfo(scores.dtype)
     one, two = torch.empty_like(scores), torch.empty_like(scores)  # for all that is large below
@@ -51,6 +51,7 @@ def newton(scores: Float[Tensor, "N K"], upper: Float[Tensor, "N K"]) -> tuple[F
     tau = torch.minimum(high - 0.5, low + (high - low) * (0.85 - 0.7 / total))
     low, at_low, at_high = low - 1, total - 1, torch.full_like(high, -1.0)  # at: F, there or beyond
     whole, rows, thresholds = (scores, upper), torch.arange(len(tau), device=tau.device), torch.empty_like(tau)
+    moving = torch.ones_like(tau, dtype=torch.bool)
     for _ in range(ROUNDS):
         part = _clip(torch.sub(scores, tau, out=one[: len(tau)]), upper)
         rest = part.sum(-1, keepdim=True).sub_(1)
@@ -74,6 +75,8 @@ def newton(scores: Float[Tensor, "N K"], upper: Float[Tensor, "N K"]) -> tuple[F
         within = (guess > low).logical_and_(guess < high).to(rest.dtype)
         inner = low + (high - low) * (0.7 * at_low / (at_low - at_high) + 0.15)
         tau = tau.lerp(inner.lerp_(guess, within), moving.to(tau.dtype))
+    else:
+        rows = rows[moving.squeeze(1)]
     weights = _clip(torch.sub(whole[0], thresholds), whole[1])
     return (weights, rows) if not len(rows) else _mended(weights, thresholds, rows, *whole)
 

@@ -29,13 +29,14 @@ def topk_oow(
 ) -> Float[Tensor, "... K"]:
     """Softmax over the valid keys in `keep` and the k best valid ones outside it; of ties all are kept.
 
-    A row with fewer than k valid keys outside keeps all of them. The k-th best is a constant in the gradient.
-    Source: Extremely Sparse Transformer, section 4. Raises ValueError for k < 0 or `upper`.
+    A row with fewer than k valid keys outside keeps all of them; without `keep` there is no window, and this is top-k.
+    The k-th best is a constant in the gradient. Source: Extremely Sparse Transformer, section 4. Raises ValueError for
+    k < 1 or `upper`.
     """
     refuse("topk_oow", upper=upper)
     check_mask("keep", keep, scores)
-    if k < 0:
-        raise ValueError(f"topk_oow keeps k >= 0 keys outside the window, not {k}")
+    if k < 1:
+        raise ValueError(f"topk_oow keeps k >= 1 keys outside the window, not {k}")
     return normalise(scores, valid, Normaliser(partial(_weigh, k=k, keep=keep), slope))
 
 
@@ -44,16 +45,14 @@ def _weigh(masked: Float[Tensor, "... K"], *, k: int, keep: Bool[Tensor, "..."] 
     chosen = (masked.amax(-1, keepdim=True) == torch.inf).to(masked.dtype)  # a spoilt row: all of it must become NaN
     if keep is not None:
         chosen = torch.maximum(chosen, keep.to(masked.dtype))
-    if k:
-        kth = largest(outside, min(k, masked.shape[-1]))[..., :1]
-        best = torch.ge(outside, kth, out=torch.empty_like(masked)).mul_(outside > -torch.inf)
-        chosen = torch.maximum(chosen, best)
-    return share(centre(masked).centred.exp_().mul_(chosen))
+    kth = largest(outside, min(k, masked.shape[-1]))[..., :1]
+    best = torch.ge(outside, kth, out=torch.empty_like(masked)).mul_(outside > -torch.inf)
+    return share(centre(masked).centred.exp_().mul_(torch.maximum(chosen, best)))
 
 
 @transforms.register
 class TopKOutOfWindowSpec(TransformSpec):
-    """Half of n as a window, the rest as the best keys outside it."""
+    """Half of n as a window, which the site brings (`keep`), the rest as the best keys outside it."""
 
     kind: Literal["topk_oow"] = "topk_oow"
     roles: ClassVar[frozenset[Role]] = frozenset({"encoder_self", "decoder_self"})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from attnbench.core.errors import DataError
 from attnbench.core.spec import Spec
@@ -47,6 +47,12 @@ class ParallelSpec(DatasetSpec):
     """Of every so many training pairs, one is held out for each of valid and test that is left out."""
     tokenized: bool = False
     """The text is tokenised as Moses does: it is not tokenised again, and Moses can undo it."""
+
+    @model_validator(mode="after")
+    def _all_or_none(self) -> Self:
+        if len({files.alignment is None for files in (self.train, *self.more)}) > 1:
+            raise ValueError("some of the training text has alignments and some has none; give all of them, or none")
+        return self
 
     def pair(self) -> Languages:
         return Languages(*self.languages)

@@ -63,6 +63,8 @@ class PredictedFertility(Fertility):
         device = self.output.weight.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
             torch.manual_seed(seed)
+            for part in (self.table, self.tagger, self.output):  # what was drawn so far depends on the model around it
+                part.reset_parameters()
             self._fit(train, valid, torch.Generator().manual_seed(seed))
 
     def _fit(self, train: Lessons, valid: Lessons, order: torch.Generator) -> None:

@@ -76,9 +76,10 @@ def test_padding_and_batch_change_no_draw(name: str, role: Role):
             assert torch.equal(found[row, head, :length, :length], alone)
 
 
-def test_layers_heads_and_seeds_draw_for_themselves():
+def test_sites_layers_heads_and_seeds_draw_for_themselves():
     random = build_pattern("random", n=4)
     draws = [
+        random.dense(30, 30, "cross"),
         random.dense(30, 30, "encoder_self"),
         random.dense(30, 30, "encoder_self", layer=1),
         random.dense(30, 30, "encoder_self", head=1),
@@ -101,6 +102,13 @@ def test_draws_are_even():
     assert abs(together - 0.125 * 7 / 63) < 0.002
     rows = (masks[:, 1:] * masks[:, :-1]).mean()
     assert abs(rows - 0.125**2) < 0.002
+
+
+def test_sources_without_tokens_have_nothing_to_draw():
+    rule = patterns.get("random").model_validate({"n": 2}).mask_mod("cross", lengths=torch.tensor([0, 0]))
+    assert rule is not None
+    assert not dense(rule, Positions(torch.arange(3), torch.arange(2)), rows=2).any()
+    assert build_pattern("random", n=2).dense(0, 0).shape == (0, 0)
 
 
 def test_a_draw_from_unknown_keys_is_refused():

@@ -120,6 +120,13 @@ def test_more_training_text_comes_after_the_first(given, prepared) -> None:
     assert list(held.split("valid").source) == ["b de 0", "b de 5"]  # counted on from one text to the next
 
 
+def test_alignments_of_some_of_the_text_are_refused(given, prepared) -> None:
+    give(given, "a", 4)
+    more = [{"source": "a.de", "target": "a.en", "alignment": "a.align"}]
+    with pytest.raises(ValueError, match="give all of them, or none"):
+        prepared(dataset(more=more))
+
+
 def test_pairs_of_the_training_text_that_are_tested_on_can_be_left_out(given, prepared, caplog) -> None:
     given.text("a.de", "eins\nzwei\ndrei\nvier\n")
     given.text("a.en", "one\ntwo\nthree\nfour\n")
