@@ -50,7 +50,7 @@ def test_what_cannot_be_built_says_why(name, params, message):
 @pytest.mark.parametrize("name", transforms.kinds())
 @pytest.mark.parametrize("content", [float("nan"), float("inf")])
 def test_strict_raises_on_what_would_become_nan(name, content):
-    params = {"k": 2} if name == "topk" else {}
+    params: dict[str, int] = {"topk": {"k": 2}, "topk_oow": {"n": 2}}.get(name, {})
     strict, lenient = build_transform(name, strict=True, **params), build_transform(name, **params)
     scores = torch.randn(2, 1, 3, 5)
     upper = torch.ones(5) if transforms.get(name).needs_upper else None

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from attnbench.attention.patterns.base import dense
 from attnbench.attention.transforms.base import TransformSpec, transforms
-from attnbench.attention.types import Dims
+from attnbench.attention.types import Dims, Positions
 from attnbench.core.files import dump_yaml, parse_yaml
 
 BATCH, HEADS, QUERIES, KEYS, BUDGET = 2, 3, 5, 8, 4
@@ -134,7 +135,12 @@ def test_budget_is_kept():
                 spec = cls.from_budget(budget, role)
                 if spec is not None:
                     taken += 1
-                    kept = (Apply(spec)(some_scores()) > 0).sum(-1)
+                    near = spec.keep(role)
+                    rule = None if near is None else near.mask_mod("encoder_self")
+                    middle = Positions(torch.tensor([KEYS // 2]), torch.arange(KEYS))  # a row whose window is whole
+                    window = {} if rule is None else {"keep": dense(rule, middle)}
+                    weights = spec.build(Dims(heads=HEADS))(some_scores(), **window)
+                    kept = (weights > 0).sum(-1)
                     assert bool((kept == min(budget, KEYS)).all()), (kind, budget)
     assert taken
 

@@ -77,7 +77,7 @@ def drawn(count: int, seed: int) -> list[Source]:
 @pytest.fixture(scope="module")
 def taught() -> Fertility:
     tagger = build(SMALL)
-    tagger.learn(drawn(25, 1), drawn(4, 2), seed=5)
+    tagger.learn(drawn(60, 1), drawn(4, 2), seed=5)
     return tagger
 
 
