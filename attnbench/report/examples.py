@@ -32,8 +32,8 @@ class Example:
         return self.counts[0] - self.counts[1]
 
 
-def examples_page(folder: Path, first: str, second: str, *, by: str = "rep", split: str = "test", most: int = 5) -> str:
-    """Markdown: the `most` sentences of largest gain from `first` to `second`, and those of largest loss.
+def examples_page(folder: Path, first: str, second: str, *, by: str = "rep", most: int = 5) -> str:
+    """Markdown: the `most` test sentences of largest gain from `first` to `second`, and those of largest loss.
 
     first, second: labels of cells in the run folder; their lowest common seed is shown. Of ties the earlier sentence
     comes first; sentences without a difference are never shown. Raises SpecError for a score or a label that there is
@@ -43,13 +43,13 @@ def examples_page(folder: Path, first: str, second: str, *, by: str = "rep", spl
         raise SpecError(unknown("score of sentences", by, SCORES))
     experiment = collect(folder)
     pair = _pair(experiment, first, second)
-    found = _read(pair, by, split)
+    found = _read(pair, by)
     gains = sorted((each for each in found if each.gain > 0), key=lambda each: -each.gain)
     losses = sorted((each for each in found if each.gain < 0), key=lambda each: each.gain)
     ours, theirs = escape_markdown(first), escape_markdown(second)
     parts = [
         f"# Examples: {ours} and {theirs}\n\n"
-        f"{escape_markdown(experiment.name)}, seed {pair[0].seed}, {split} set of {len(found):,} sentences. Counted is "
+        f"{escape_markdown(experiment.name)}, seed {pair[0].seed}, test set of {len(found):,} sentences. Counted is "
         f"{_COUNTED[by]}: less of it under {theirs} in {len(gains)} sentences, under {ours} in {len(losses)}. Shown "
         f"are the {most} sentences that differ the most either way; of ties, the first in the set.\n"
     ]
@@ -86,10 +86,10 @@ def _pair(experiment: Experiment, first: str, second: str) -> tuple[Cell, Cell]:
     return ours[both[0]], theirs[both[0]]
 
 
-def _read(pair: tuple[Cell, Cell], by: str, split: str) -> list[Example]:
-    counts = [[_first_number(line, cell) for line in _lines(cell, f"{split}.{by}.txt")] for cell in pair]
-    texts = [[_lines(cell, f"{split}.{name}.txt") for name in ("src", "ref")] for cell in pair]
-    outputs = [_lines(cell, f"{split}.txt") for cell in pair]
+def _read(pair: tuple[Cell, Cell], by: str) -> list[Example]:
+    counts = [[_first_number(line, cell) for line in _lines(cell, f"test.{by}.txt")] for cell in pair]
+    texts = [[_lines(cell, f"test.{name}.txt") for name in ("src", "ref")] for cell in pair]
+    outputs = [_lines(cell, "test.txt") for cell in pair]
     sources, references = texts[0]
     if texts[0] != texts[1] or len({len(lines) for lines in (sources, references, *outputs, *counts)}) != 1:
         raise AttnbenchError(f"{pair[0].folder.name} and {pair[1].folder.name} have lines of different sets")

@@ -5,16 +5,41 @@ So the draw of a row is the same in training and in a step of decoding, and what
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Int
+from pydantic import Field
 from torch import Tensor
 
+from attnbench.attention.patterns._fixed import FixedSpec
 from attnbench.attention.types import ROLES, MaskMod, Role
 
-_BITS, _WORD = 21, 0xFFFFFFFF
+_BITS, _WORD = 21, 0xFFFFFFFF  # keys are told apart up to 2 ** _BITS of them
 _NEVER = torch.iinfo(torch.int64).max
-LONGEST = 1 << _BITS
-"""Keys are told apart up to this length."""
+
+
+class DrawnSpec(FixedSpec):
+    """A pattern that draws some of its n positions."""
+
+    drawn: ClassVar[bool] = True
+
+    seed: int | None = Field(default=None, ge=0)
+    """Of the draw; left out: the run's."""
+
+    def draw(
+        self,
+        n: int,
+        seed: int,
+        role: Role,
+        layer: int,
+        lengths: Int[Tensor, "B"] | None,
+        outside: MaskMod | None = None,
+    ) -> Drawn:
+        """n keys a row. seed: the run's. Raises ValueError where nothing says how many keys there are."""
+        if role != "decoder_self" and lengths is None:
+            raise ValueError(f"the pattern '{self.kind}' draws from the keys that there are: give their lengths")
+        return Drawn(n, seed if self.seed is None else self.seed, role, layer, lengths, outside)
 
 
 class Drawn:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from jaxtyping import Int
-from pydantic import Field
 from torch import Tensor
 
-from attnbench.attention.patterns._drawn import Drawn
-from attnbench.attention.patterns._fixed import FixedSpec
+from attnbench.attention.patterns._drawn import DrawnSpec
 from attnbench.attention.patterns.base import patterns
 from attnbench.attention.patterns.global_tokens import GlobalSpec
 from attnbench.attention.patterns.window import WindowSpec
@@ -17,30 +15,23 @@ from attnbench.attention.types import MaskMod, Role
 
 
 @patterns.register
-class BigBirdSpec(FixedSpec):
+class BigBirdSpec(DrawnSpec):
     """Half of n as a window, a quarter as global positions (from n = 4 on), the rest drawn from what both leave."""
 
     kind: Literal["bigbird"] = "bigbird"
-    drawn: ClassVar[bool] = True
     paper: ClassVar[str] = "Zaheer et al. 2020, by positions; Extremely Sparse Transformer, section 4.3"
-
-    seed: int | None = Field(default=None, ge=0)
-    """Of the draw; left out: the run's."""
 
     def mask_mod(
         self, role: Role, layer: int = 0, *, lengths: Int[Tensor, "B"] | None = None, seed: int = 0
     ) -> MaskMod:
         self.require()
-        if role != "decoder_self" and lengths is None:
-            raise ValueError(f"the pattern '{self.kind}' draws from the keys that there are: give their lengths")
         n, causal = self.n or 1, role == "decoder_self"
         window, first = n // 2, n // 4
-        chosen = seed if self.seed is None else self.seed
 
         def fixed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
             near = GlobalSpec().near(q, k, first, causal=causal) if first else k < 0
             near = near | WindowSpec().near(q, k, window, causal=causal) if window else near
             return near & (k <= q) if causal else near
 
-        drawn = Drawn(n - window - first, chosen, role, layer, lengths, outside=fixed)
+        drawn = self.draw(n - window - first, seed, role, layer, lengths, outside=fixed)
         return lambda b, h, q, k: fixed(b, h, q, k) | drawn(b, h, q, k)
