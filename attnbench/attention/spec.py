@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from attnbench.attention.backends.base import Backend, choose
 from attnbench.attention.biases.base import BiasField
 from attnbench.attention.coverage.base import CoverageField
 from attnbench.attention.modules.base import Attention, ModuleField, Site, Stage, modules
@@ -61,6 +62,8 @@ class SiteSpec(Spec):
     """Attended positions of an ordinary row, for a pattern or transform without its own. `inf`: dense attention."""
     sparsify: Literal["train", "both"] = "both"
     """`train`: softmax instead of the transform whenever the model is in eval mode (the papers' row "T")."""
+    backend: Backend = "auto"
+    """What full passes go through: `banded` visits the keys of a pattern alone, `auto` takes it where it pays."""
 
     @field_validator("budget", mode="before")
     @classmethod
@@ -100,10 +103,11 @@ class SiteSpec(Spec):
             part = getattr(site, name)
             if part != type(site).model_fields[name].get_default(call_default_factory=True):
                 raise ValueError(f"the module '{site.module.kind}' has no {name}; drop `{name}: {part.kind}`")
+        choose(site._stages(), role)
         return site
 
     def _stages(self) -> Site:
-        return Site(self.score, self.pattern, self.transform, self.sparsify, self.bias, self.coverage)
+        return Site(self.score, self.pattern, self.transform, self.sparsify, self.bias, self.coverage, self.backend)
 
     @property
     def spends(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from attnbench.attention.backends.base import chosen
 from attnbench.core.errors import AttnbenchError, DataError
 from attnbench.core.files import read_jsonl, write_json
 from attnbench.core.seeding import derive, seed_everything
@@ -121,6 +122,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
         listen({"event": f"{outcome.ending.text}; no checkpoint lies before it, so there are no scores; {mend}"})
     result = _result(cell, outcome, parts, run, at, steps)
     result |= {"commit": attempts[-1]["commit"], "dirty": any(attempt["dirty"] for attempt in attempts)}
+    result["backends"] = chosen(model)
     result["metrics"]["params"] = _size(model)
     result["total_seconds"] = time.perf_counter() - started + outcome.resumed_seconds - run.borrowed_seconds
     run.finish(result)

@@ -6,9 +6,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from attnbench.attention.backends import banded, chunked
+from attnbench.attention.backends.base import choose
 from attnbench.attention.history import left, unfold
 from attnbench.attention.modules.base import Site
-from attnbench.attention.patterns.base import dense
+from attnbench.attention.patterns.base import Layout, dense
+from attnbench.attention.transforms.base import ScoreTransform
 from attnbench.attention.transforms.softmax import softmax
 from attnbench.attention.types import Dims, History, Memory, Positions, Role
 from attnbench.core.dropout import Dropout
@@ -34,6 +37,7 @@ class Scored(nn.Module):
         if site.pattern.drawn:  # a buffer: weights that are loaded elsewhere bring their draw along
             self.register_buffer("draw", torch.tensor(torch.initial_seed() & 0x7FFFFFFF))
             self.draw: Tensor
+        self.choice = choose(site, role)
         self.heads = dims.heads
         self.spends, self.bounded = site.spends, site.transform.needs_upper
         self.keeps_history = self.spends or self.coverage is not None
@@ -66,42 +70,88 @@ class Scored(nn.Module):
         memory: Memory,
         positions: Positions,
         history: History | None = None,
-    ) -> tuple[Float[Tensor, "B H Q E2"], Float[Tensor, "B H Q K"], History | None]:
-        """Context of each query, its weights before dropout, and the history with them, where one is kept."""
+        need_weights: bool = True,
+    ) -> tuple[Float[Tensor, "B H Q E2"], Float[Tensor, "B H Q K"] | None, History | None]:
+        """Context of each query, its weights before dropout, and the history with them, where one is kept.
+
+        need_weights: False leaves the weights out where a fast path makes the context without them.
+        """
         keys, values = memory.keys, memory.values
         assert keys is not None  # the modules that score make Memories with keys
         if memory.filled is not None:
             keys, values = keys[:, :, : memory.filled], values[:, :, : memory.filled]
         if min(queries.dtype.itemsize, keys.dtype.itemsize) < 4:  # ties of low precision would let top-k keep too many
             queries, keys = queries.float(), keys.float()
+        if not need_weights and not self.keeps_history:
+            layout = self._layout(memory, positions)
+            if layout is not None:
+                return self._banded(queries, keys, values, memory, layout), None, None
+            if chunked.needed(queries, positions):
+
+                def answer(some: Tensor, at: Positions) -> Tensor:
+                    weights = self._weigh(self._score(some, keys), memory, at)
+                    return self._blend(weights, values)
+
+                return chunked.attend(queries, positions, answer), None, None
         if self.keeps_history and history is None:
             history = self._begin(queries, keys)
-        with torch.autocast(queries.device.type, enabled=False):
-            if history is None or history.feature is None:
-                scores = self.score(queries, keys)
-            else:
-                scores = self.score(
-                    queries, keys, history.feature.view(queries.shape[0], queries.shape[2], *history.feature.shape[1:])
-                )
-        upper = None
+        feature = None
+        if history is not None and history.feature is not None:
+            feature = history.feature.view(queries.shape[0], queries.shape[2], *history.feature.shape[1:])
+        scores, upper = self._score(queries, keys, feature), None
         if history is not None and self.spends:
             if memory.fertility is None:
                 raise ValueError("the attention is bounded by fertilities, and the Memory holds none")
             upper = left(memory.fertility, history.spent)
-        if self.bias is not None:
-            scores = scores + self.bias(positions, upper)
-        allowed = self._allowed(memory, positions)
-        if self.dense_in_eval and not self.training:
-            weights = softmax(scores, valid=allowed)
-        elif self.bounded:
-            weights = self.transform(scores, valid=allowed, upper=upper)
-        elif self.kept is not None:
-            weights = self.transform(scores, valid=allowed, keep=dense(self.kept, positions))
-        else:
-            weights = self.transform(scores, valid=allowed)
+        weights = self._weigh(scores, memory, positions, upper)
         if history is not None:
             history = self._extend(history, weights, queries, memory)
-        return self.dropout(weights).to(values.dtype) @ values, weights, history
+        return self._blend(weights, values), weights, history
+
+    def _score(self, queries: Tensor, keys: Tensor, feature: Tensor | None = None) -> Float[Tensor, "... Q K"]:
+        with torch.autocast(queries.device.type, enabled=False):
+            return self.score(queries, keys) if feature is None else self.score(queries, keys, feature)
+
+    def _weigh(
+        self, scores: Float[Tensor, "B H Q K"], memory: Memory, positions: Positions, upper: Tensor | None = None
+    ) -> Float[Tensor, "B H Q K"]:
+        if self.bias is not None:
+            scores = scores + self.bias(positions, upper)
+        allowed, normalise = self._allowed(memory, positions), self._normaliser
+        if normalise is softmax:
+            return softmax(scores, valid=allowed)
+        if self.bounded:
+            return normalise(scores, valid=allowed, upper=upper)
+        if self.kept is not None:
+            return normalise(scores, valid=allowed, keep=dense(self.kept, positions))
+        return normalise(scores, valid=allowed)
+
+    def _blend(self, weights: Float[Tensor, "... K"], values: Float[Tensor, "... K E2"]) -> Tensor:
+        return self.dropout(weights).to(values.dtype) @ values
+
+    @property
+    def _normaliser(self) -> ScoreTransform:
+        return softmax if self.dense_in_eval and not self.training else self.transform
+
+    def _layout(self, memory: Memory, positions: Positions) -> Layout | None:
+        """The pattern's own keys, where a full pass over them pays; None: all scores are made."""
+        length = len(positions.k)
+        if self.choice.backend != "banded" or len(positions.q) != length or length < self.choice.since:
+            return None
+        lengths = self._lengths(memory, positions) if self.pattern.drawn else None
+        seed = int(self.draw) if self.pattern.drawn else 0
+        return self.pattern.layout(self.role, self.layer, lengths=lengths, seed=seed)
+
+    def _banded(
+        self, queries: Tensor, keys: Tensor, values: Tensor, memory: Memory, layout: Layout
+    ) -> Float[Tensor, "B H Q E2"]:
+        def weigh(scores: Tensor, allowed: Tensor) -> Tensor:
+            return self.dropout(self._normaliser(scores, valid=allowed)).to(values.dtype)
+
+        return banded.attend(
+            queries, keys, values,
+            score=self._score, weigh=weigh, layout=layout, valid=memory.valid, causal=self.role == "decoder_self",
+        )  # fmt: skip
 
     def _begin(self, queries: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) -> History:
         """Nothing received yet."""

@@ -83,6 +83,7 @@ class Site(NamedTuple):
     sparsify: Literal["train", "both"] = "both"
     bias: BiasSpec | None = None
     coverage: CoverageSpec | None = None
+    backend: Literal["auto", "dense", "banded"] = "auto"
 
     @property
     def spends(self) -> bool:

@@ -75,7 +75,9 @@ class MultiHead(Scored, SelfAttention):
         history: History | None = None,
         need_weights: bool = False,
     ) -> AttentionOutput:
-        mixed, weights, history = self.mix(self._split(self.project_query(query)), memory, positions, history)
+        mixed, weights, history = self.mix(
+            self._split(self.project_query(query)), memory, positions, history, need_weights
+        )
         context = self.project_context(mixed.transpose(1, 2).flatten(2))
         return AttentionOutput(context, weights if need_weights else None, history)
 

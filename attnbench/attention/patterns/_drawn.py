@@ -5,10 +5,11 @@ So the draw of a row is the same in training and in a step of decoding, and what
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from pydantic import Field
 from torch import Tensor
 
@@ -17,6 +18,12 @@ from attnbench.attention.types import ROLES, MaskMod, Role
 
 _BITS, _WORD = 21, 0xFFFFFFFF  # keys are told apart up to 2 ** _BITS of them
 _NEVER = torch.iinfo(torch.int64).max
+_TABLES = 512
+"""Tables of draws that are kept: one for each layer and length that occurs (131 KB at 512 keys, 8 heads, 8 draws)."""
+_STEP = 64
+"""Tables have a multiple of so many rows, so that inputs of a similar length share them."""
+_AT_ONCE = 1 << 22
+"""Lots that are compared at a time."""
 
 
 class DrawnSpec(FixedSpec):
@@ -47,7 +54,7 @@ class Drawn:
 
     A rule for plain tensors: it looks at the largest query, which a compiled kernel cannot. lengths: how many keys the
     rows of the batch have, unread at `decoder_self`, where a query draws from itself and what came before. A row that
-    has fewer keys than n takes all of them.
+    has fewer keys than n takes all of them. outside: hashable, for what is kept of a draw.
     """
 
     def __init__(
@@ -61,7 +68,7 @@ class Drawn:
     ) -> None:
         self.n, self.outside = n, outside
         self.lengths = None if role == "decoder_self" else lengths
-        self.start = _mixed(_mixed(_mixed(torch.tensor(seed & _WORD)) + ROLES.index(role)) + layer)
+        self.start = int(_mixed(_mixed(_mixed(torch.tensor(seed & _WORD)) + ROLES.index(role)) + layer))
 
     def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         open_to = self._open(b, h, q, k)
@@ -72,8 +79,7 @@ class Drawn:
         return there if self.outside is None else there & ~self.outside(b, h, q, k)
 
     def _lot(self, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        """The smallest are drawn; different for all keys of a row."""
-        return _mixed(_mixed(_mixed(self.start.to(q.device) + h) + q) + k) << _BITS | k
+        return _lot(self.start, h, q, k)
 
     def _last(self, b: Tensor, h: Tensor, q: Tensor) -> Tensor:
         """The n-th smallest lot of each row."""
@@ -82,6 +88,46 @@ class Drawn:
         b, h, q = (each.unsqueeze(-1) for each in (b, h, q))
         lots = torch.where(self._open(b, h, q, every), self._lot(h, q, every), _NEVER)
         return lots.kthvalue(min(self.n, len(every)), -1).values
+
+    def keys(
+        self, queries: int, heads: int, device: torch.device
+    ) -> tuple[Int[Tensor, "#B H Q n"], Bool[Tensor, "#B H Q n"]]:
+        """The same draw as a list: the keys of each of the first `queries` positions, and which places hold one.
+
+        Drawn once for each length of a row, at a cost that is quadratic in it; then kept.
+        """
+        rows = -(-queries // _STEP) * _STEP
+        lengths = [None] if self.lengths is None else self.lengths.tolist()
+        tables = {
+            each: _table(self.start, self.n, heads, rows, each, self.outside, device) for each in dict.fromkeys(lengths)
+        }
+        drawn = torch.stack([tables[each] for each in lengths])[:, :, :queries]
+        return drawn.clamp(min=0), drawn >= 0
+
+
+@lru_cache(maxsize=_TABLES)
+def _table(
+    start: int, n: int, heads: int, queries: int, length: int | None, outside: MaskMod | None, device: torch.device
+) -> Int[Tensor, "H Q n"]:
+    """What each query draws of `length` keys, or of itself and what came before; -1: no key is left."""
+    drawn = torch.full((heads, queries, n), -1, dtype=torch.int64, device=device)
+    every = torch.arange(queries if length is None else length, device=device)
+    head = torch.arange(heads, device=device).view(-1, 1, 1)
+    for query in torch.arange(queries, device=device).split(max(1, _AT_ONCE // (heads * max(1, len(every))))):
+        q = query.view(1, -1, 1)
+        lots = _lot(start, head, q, every)
+        if length is None:
+            lots = lots.masked_fill(every > q, _NEVER)
+        if outside is not None:
+            lots = lots.masked_fill(outside(head, head, q, every), _NEVER)
+        best = lots.topk(min(n, len(every)), -1, largest=False).values
+        drawn[:, query, : best.shape[-1]] = torch.where(best == _NEVER, -1, best & ((1 << _BITS) - 1))
+    return drawn
+
+
+def _lot(start: int, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """The smallest are drawn; different for all keys of a row."""
+    return _mixed(_mixed(_mixed(h + start) + q) + k) << _BITS | k
 
 
 def _mixed(x: Tensor) -> Tensor:

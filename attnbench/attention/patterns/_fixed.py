@@ -12,7 +12,7 @@ from jaxtyping import Int
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.attention.patterns.base import PatternSpec
+from attnbench.attention.patterns.base import Extent, Layout, PatternSpec
 from attnbench.attention.types import MaskMod, Role
 
 
@@ -20,6 +20,7 @@ class FixedSpec(PatternSpec):
     """A pattern of n positions a row, which says where one may look by `near` alone."""
 
     roles: ClassVar[frozenset[Role]] = frozenset({"encoder_self", "decoder_self"})
+    sparse: ClassVar[bool] = True
     paper: ClassVar[str] = "Extremely Sparse Transformer, section 4.3"
 
     n: int | None = Field(default=None, ge=1)
@@ -37,9 +38,13 @@ class FixedSpec(PatternSpec):
         """Elementwise, without causality: whether position q may look at k."""
         raise NotImplementedError
 
+    def extent(self, n: int, *, causal: bool) -> Extent:
+        """Where the keys lie that `near` allows."""
+        raise NotImplementedError
+
     def mask_mod(
         self, role: Role, layer: int = 0, *, lengths: Int[Tensor, "B"] | None = None, seed: int = 0
-    ) -> MaskMod | None:
+    ) -> MaskMod:
         self.require()
         n, causal = self.n or 1, role == "decoder_self"
 
@@ -48,6 +53,9 @@ class FixedSpec(PatternSpec):
             return near & (k <= q) if causal else near
 
         return rule
+
+    def layout(self, role: Role, layer: int = 0, *, lengths: Int[Tensor, "B"] | None = None, seed: int = 0) -> Layout:
+        return Layout(self.mask_mod(role, layer), self.extent(self.n or 1, causal=role == "decoder_self"))
 
 
 def reach(n: int, *, causal: bool) -> tuple[int, int]:

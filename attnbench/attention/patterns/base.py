@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from jaxtyping import Bool, Int
@@ -13,6 +13,39 @@ from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec
 
 
+class Draw(Protocol):
+    """Keys that rows draw for themselves, n each."""
+
+    n: int
+
+    def keys(
+        self, queries: int, heads: int, device: torch.device
+    ) -> tuple[Int[Tensor, "#B H Q n"], Bool[Tensor, "#B H Q n"]]:
+        """The keys that each of the first `queries` positions draws, and which of the n places hold one."""
+        ...
+
+
+class Extent(NamedTuple):
+    """Where a pattern's keys lie: none but those `first` to `last` away from a row, and the first `tokens` positions.
+
+    first > last: no key is near. block: no row looks out of its block of so many positions, so that a path in whole
+    blocks needs no neighbours; 0: there are none. tokens: they look at all keys themselves, where nothing is causal.
+    """
+
+    first: int = 0
+    last: int = -1
+    block: int = 0
+    tokens: int = 0
+
+
+class Layout(NamedTuple):
+    """A pattern for a path that visits no other keys than its own. rule: elementwise, of all but what is drawn."""
+
+    rule: MaskMod
+    extent: Extent
+    draw: Draw | None = None
+
+
 class PatternSpec(Spec):
     """The fields of one pattern in YAML. A pattern never sees data; padding is not its business."""
 
@@ -20,6 +53,8 @@ class PatternSpec(Spec):
     roles: ClassVar[frozenset[Role]] = frozenset(ROLES)
     drawn: ClassVar[bool] = False
     """True: it depends on a seed and, where it is not causal, on how many keys each row of the batch has."""
+    sparse: ClassVar[bool] = False
+    """True: it has a `layout`, and so costs no more than the keys that rows look at."""
     paper: ClassVar[str] = ""
 
     def mask_mod(
@@ -30,6 +65,12 @@ class PatternSpec(Spec):
         lengths: keys of each row of the batch. seed: the run's. Only a `drawn` pattern looks at them.
         """
         raise NotImplementedError
+
+    def layout(
+        self, role: Role, layer: int = 0, *, lengths: Int[Tensor, "B"] | None = None, seed: int = 0
+    ) -> Layout | None:
+        """Where the keys lie that `mask_mod` of the same arguments allows; None: anywhere."""
+        return None
 
     def require(self) -> None:
         """Raise ValueError when a field was not given that has no default, and a budget did not set it either."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from jaxtyping import Int
 from torch import Tensor
 
-from attnbench.attention.patterns._drawn import DrawnSpec
-from attnbench.attention.patterns.base import patterns
+from attnbench.attention.patterns._drawn import Drawn, DrawnSpec
+from attnbench.attention.patterns._fixed import reach
+from attnbench.attention.patterns.base import Extent, Layout, patterns
 from attnbench.attention.patterns.global_tokens import GlobalSpec
 from attnbench.attention.patterns.window import WindowSpec
 from attnbench.attention.types import MaskMod, Role
@@ -24,14 +25,33 @@ class BigBirdSpec(DrawnSpec):
     def mask_mod(
         self, role: Role, layer: int = 0, *, lengths: Int[Tensor, "B"] | None = None, seed: int = 0
     ) -> MaskMod:
-        self.require()
-        n, causal = self.n or 1, role == "decoder_self"
-        window, first = n // 2, n // 4
-
-        def fixed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            near = GlobalSpec().near(q, k, first, causal=causal) if first else k < 0
-            near = near | WindowSpec().near(q, k, window, causal=causal) if window else near
-            return near & (k <= q) if causal else near
-
-        drawn = self.draw(n - window - first, seed, role, layer, lengths, outside=fixed)
+        fixed = self._fixed(role)
+        drawn = self._draw(fixed, role, layer, lengths, seed)
         return lambda b, h, q, k: fixed(b, h, q, k) | drawn(b, h, q, k)
+
+    def layout(self, role: Role, layer: int = 0, *, lengths: Int[Tensor, "B"] | None = None, seed: int = 0) -> Layout:
+        fixed = self._fixed(role)
+        first, last = reach(fixed.window, causal=fixed.causal) if fixed.window else (0, -1)
+        extent = Extent(first, last, tokens=fixed.tokens)
+        return Layout(fixed, extent, self._draw(fixed, role, layer, lengths, seed))
+
+    def _fixed(self, role: Role) -> _Fixed:
+        self.require()
+        n = self.n or 1
+        return _Fixed(n // 2, n // 4, role == "decoder_self")
+
+    def _draw(self, fixed: _Fixed, role: Role, layer: int, lengths: Int[Tensor, "B"] | None, seed: int) -> Drawn:
+        return self.draw((self.n or 1) - fixed.window - fixed.tokens, seed, role, layer, lengths, outside=fixed)
+
+
+class _Fixed(NamedTuple):
+    """The rule of the window and of the first positions; equal ones are one, for the draws that are kept."""
+
+    window: int
+    tokens: int
+    causal: bool
+
+    def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        near = GlobalSpec().near(q, k, self.tokens, causal=self.causal) if self.tokens else k < 0
+        near = near | WindowSpec().near(q, k, self.window, causal=self.causal) if self.window else near
+        return near & (k <= q) if self.causal else near

@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from attnbench.attention.patterns._fixed import FixedSpec
-from attnbench.attention.patterns.base import patterns
+from attnbench.attention.patterns.base import Extent, patterns
 
 
 @patterns.register
@@ -18,3 +18,6 @@ class BlockSpec(FixedSpec):
 
     def near(self, q: Tensor, k: Tensor, n: int, *, causal: bool) -> Tensor:
         return q // n == k // n
+
+    def extent(self, n: int, *, causal: bool) -> Extent:
+        return Extent(-(n - 1), 0 if causal else n - 1, block=n)

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from attnbench.attention.patterns._fixed import FixedSpec, reach
-from attnbench.attention.patterns.base import patterns
+from attnbench.attention.patterns.base import Extent, patterns
 
 
 @patterns.register
@@ -24,3 +24,7 @@ class DilatedSpec(FixedSpec):
         first, last = (self.dilation * end for end in reach(n, causal=causal))
         apart = k - q
         return (apart >= first) & (apart <= last) & (apart % self.dilation == 0)
+
+    def extent(self, n: int, *, causal: bool) -> Extent:
+        first, last = reach(n, causal=causal)
+        return Extent(first * self.dilation, last * self.dilation)

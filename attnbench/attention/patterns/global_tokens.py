@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from attnbench.attention.patterns._fixed import FixedSpec
-from attnbench.attention.patterns.base import patterns
+from attnbench.attention.patterns.base import Extent, patterns
 
 
 @patterns.register
@@ -18,3 +18,6 @@ class GlobalSpec(FixedSpec):
 
     def near(self, q: Tensor, k: Tensor, n: int, *, causal: bool) -> Tensor:
         return (k < n) | (q < n)
+
+    def extent(self, n: int, *, causal: bool) -> Extent:
+        return Extent(tokens=n)

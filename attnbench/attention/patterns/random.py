@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from attnbench.attention.patterns._drawn import DrawnSpec
-from attnbench.attention.patterns.base import patterns
+from attnbench.attention.patterns.base import Extent, Layout, patterns
 from attnbench.attention.types import ROLES, MaskMod, Role
 
 
@@ -24,3 +24,11 @@ class RandomSpec(DrawnSpec):
     ) -> MaskMod:
         self.require()
         return self.draw(self.n or 1, seed, role, layer, lengths)
+
+    def layout(self, role: Role, layer: int = 0, *, lengths: Int[Tensor, "B"] | None = None, seed: int = 0) -> Layout:
+        return Layout(nowhere, Extent(), self.draw(self.n or 1, seed, role, layer, lengths))
+
+
+def nowhere(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """The rule that allows nothing."""
+    return k < 0

@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from attnbench.attention.patterns._fixed import FixedSpec, reach
-from attnbench.attention.patterns.base import patterns
+from attnbench.attention.patterns.base import Extent, patterns
 
 
 @patterns.register
@@ -19,3 +19,7 @@ class WindowSpec(FixedSpec):
     def near(self, q: Tensor, k: Tensor, n: int, *, causal: bool) -> Tensor:
         first, last = reach(n, causal=causal)
         return (k - q >= first) & (k - q <= last)
+
+    def extent(self, n: int, *, causal: bool) -> Extent:
+        first, last = reach(n, causal=causal)
+        return Extent(first, last)

@@ -47,6 +47,8 @@ class ScoreSpec(Spec):
     kind: str
     takes_feature: ClassVar[bool] = False
     """Whether a coverage can tell it something of the keys."""
+    any_rank: ClassVar[bool] = False
+    """True: it compares `[..., Q, E]` with `[..., K, E]`, whatever stands before."""
     paper: ClassVar[str] = ""
 
     def check(self, query_width: int, key_width: int) -> None:

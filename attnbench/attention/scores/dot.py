@@ -44,6 +44,7 @@ class DotSpec(ScoreSpec):
     """Dot product without scaling."""
 
     kind: Literal["dot"] = "dot"
+    any_rank: ClassVar[bool] = True
     paper: ClassVar[str] = "Luong et al. 2015, eq. 8"
 
     def check(self, query_width: int, key_width: int) -> None:
@@ -58,6 +59,7 @@ class ScaledDotSpec(ScoreSpec):
     """Dot product divided by the square root of the head width."""
 
     kind: Literal["scaled_dot"] = "scaled_dot"
+    any_rank: ClassVar[bool] = True
     paper: ClassVar[str] = "Vaswani et al. 2017, eq. 1"
 
     def check(self, query_width: int, key_width: int) -> None:

@@ -55,6 +55,11 @@ class TransformSpec(Spec):
     """True: depends on what was attended before, so only decoders that run step by step can use it."""
     paper: ClassVar[str] = ""
 
+    @property
+    def ordered(self) -> bool:
+        """Whether weights depend on the order in which the keys stand."""
+        return False
+
     def build(self, dims: Dims) -> ScoreTransform:
         raise NotImplementedError
 

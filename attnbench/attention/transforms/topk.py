@@ -132,6 +132,10 @@ class TopKSpec(TransformSpec):
             raise ValueError("give k or ratio, not both")
         return self
 
+    @property
+    def ordered(self) -> bool:
+        return self.ties == "index"
+
     def require(self) -> None:
         if not self.model_fields_set & {"k", "ratio"}:
             raise ValueError("topk needs to know how many keys a row keeps: give k, ratio or a budget (k: 0 keeps all)")

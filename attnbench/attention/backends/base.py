@@ -1,0 +1,70 @@
+"""Which backend answers a call: the definition (`dense`), or a fast path where one fits and pays."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from attnbench.attention.backends.banded import pays_from
+from attnbench.attention.modules.base import Site
+from attnbench.attention.types import Role
+
+Backend = Literal["auto", "dense", "banded"]
+
+
+class Choice(NamedTuple):
+    """What full passes of one site go through. since: the fewest positions with which they do; below, it is dense."""
+
+    backend: Literal["dense", "banded"]
+    why: str
+    since: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.backend}: {self.why}"
+
+
+def choose(site: Site, role: Role) -> Choice:
+    """The backend of one site. Raises ValueError where the one that was asked for cannot serve it."""
+    if site.backend == "dense":
+        return Choice("dense", "as asked for")
+    fault = _unfit(site, role)
+    if fault is None:
+        if site.backend == "banded":
+            return Choice("banded", "as asked for")
+        layout = site.pattern.layout(role, lengths=torch.ones(1, dtype=torch.int64))
+        since = 1 if layout is None else pays_from(layout)
+        return Choice("banded", f"the pattern '{site.pattern.kind}', from {since} positions on", since)
+    if site.backend == "banded":
+        raise ValueError(f"the backend 'banded' cannot serve this site: {fault}; drop `backend: banded`")
+    return Choice("dense", fault)
+
+
+def chosen(model: nn.Module) -> dict[str, str]:
+    """The backend of each site of a model, and why; a site that differs from layer to layer has one line for each."""
+    found: dict[str, list[str]] = {}
+    for module in model.modules():
+        if isinstance(choice := getattr(module, "choice", None), Choice):
+            said = found.setdefault(str(getattr(module, "role", "cross")), [])
+            if str(choice) not in said:
+                said.append(str(choice))
+    return {role: "; ".join(said) for role, said in found.items()}
+
+
+def _unfit(site: Site, role: Role) -> str | None:
+    """Why the banded path cannot serve a site; None: it can."""
+    pattern, transform = site.pattern, site.transform
+    if role == "cross":
+        return "it serves self-attention alone"
+    if not pattern.sparse:
+        return f"the pattern '{pattern.kind}' leaves no key out"
+    if not site.score.any_rank:
+        return f"the score '{site.score.kind}' does not compare tiles"
+    if site.bias is not None or site.coverage is not None or site.spends:
+        return "it keeps no history of what was attended"
+    if transform.keep(role) is not None:
+        return f"the transform '{transform.kind}' looks at the scores of all keys"
+    if pattern.drawn and transform.ordered:
+        return f"the transform '{transform.kind}' breaks ties by position, and drawn keys stand out of order"
+    return None

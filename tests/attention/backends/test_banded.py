@@ -1,0 +1,188 @@
+"""The banded path gives the contexts and gradients of the definition, for every pattern that has a layout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnbench.attention.backends import banded
+from attnbench.attention.backends.base import choose, chosen
+from attnbench.attention.modules.base import Site
+from attnbench.attention.modules.multihead import MultiHead
+from attnbench.attention.patterns.base import dense, patterns
+from attnbench.attention.reference import attend
+from attnbench.attention.scores.base import scores
+from attnbench.attention.scores.dot import ScaledDot
+from attnbench.attention.transforms.base import transforms
+from attnbench.attention.types import Dims, Positions
+
+HEADS, WIDTH = 2, 3
+SPARSE = [kind for kind in patterns.kinds() if patterns.get(kind).sparse]
+TRANSFORMS = [
+    "softmax",
+    "sigmoid",
+    "sparsemax",
+    "entmax15",
+    {"kind": "entmax", "alpha": 1.3},
+    {"kind": "entmax", "alpha": "learned"},
+    {"kind": "topk", "k": 2},
+    {"kind": "topk", "ratio": 0.4},
+]
+
+
+def draw(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def both(pattern, role, lengths, transform="softmax", seed=0, spoil=None):
+    """(context, gradients) of the banded path and of the definition."""
+    dims = Dims(layer=1, heads=HEADS, query_width=WIDTH, key_width=WIDTH)
+    longest, rows = max(lengths), len(lengths)
+    kept = torch.tensor(lengths)
+    valid = torch.arange(longest) < kept[:, None]
+    given = None if role == "decoder_self" else kept
+    found = []
+    for fast in (True, False):
+        weigh = transforms.parse(transform).build(dims)
+        parameters = list(weigh.double().parameters()) if isinstance(weigh, torch.nn.Module) else []
+        inputs = [draw(rows, HEADS, longest, WIDTH, seed=seed + place).requires_grad_() for place in range(3)]
+        query, keys, values = inputs
+        if spoil is not None:
+            keys, values = (torch.where(valid[:, None, :, None], states, spoil) for states in (keys, values))
+        if fast:
+            context = banded.attend(
+                query, keys, values, score=ScaledDot(dims),
+                weigh=lambda raw, open_, weigh=weigh: weigh(raw, valid=open_),
+                layout=pattern.layout(role, 1, lengths=given, seed=seed), valid=valid, causal=role == "decoder_self",
+            )  # fmt: skip
+        else:
+            at = Positions(torch.arange(longest), torch.arange(longest))
+            rule = pattern.mask_mod(role, 1, lengths=given, seed=seed)
+            masked = dense(rule, at, HEADS, rows)
+            context, _ = attend(
+                query, keys, values, score=ScaledDot(dims), transform=weigh, positions=at,
+                rule=lambda b, h, q, k, masked=masked: masked, valid=valid,
+            )  # fmt: skip
+        wanted = draw(*context.shape, seed=seed + 9)
+        gradients = torch.autograd.grad((context * wanted).sum(), [*inputs, *parameters])
+        found.append([context, *gradients])
+    return found
+
+
+def same(found):
+    for fast, definition in zip(*found, strict=True):
+        torch.testing.assert_close(fast, definition, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("role", ["encoder_self", "decoder_self"])
+@pytest.mark.parametrize("kind", SPARSE)
+@settings(deadline=None, max_examples=25)
+@given(data=st.data())
+def test_it_equals_the_definition(kind, role, data):
+    n = data.draw(st.integers(1, 40), label="n")
+    fields = {"dilation": data.draw(st.integers(1, 4))} if kind == "dilated" else {}
+    lengths = data.draw(st.lists(st.integers(1, 80), min_size=1, max_size=3), label="lengths")
+    same(both(patterns.parse({"kind": kind, "n": n, **fields}), role, lengths, seed=data.draw(st.integers(0, 99))))
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
+@pytest.mark.parametrize("kind", SPARSE)
+def test_any_transform_stands_behind_any_pattern(kind, transform):
+    for role in ("encoder_self", "decoder_self"):
+        same(both(patterns.parse({"kind": kind, "n": 8}), role, [70, 33], transform))
+
+
+@pytest.mark.parametrize("kind", SPARSE)
+def test_tied_scores_are_kept_or_broken_as_by_the_definition(kind, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.draw", lambda *shape, seed: torch.ones(*shape, dtype=torch.float64))
+    same(both(patterns.parse({"kind": kind, "n": 8}), "encoder_self", [70], {"kind": "topk", "k": 2}))
+    if not patterns.get(kind).drawn:
+        broken = {"kind": "topk", "k": 2, "ties": "index"}
+        same(both(patterns.parse({"kind": kind, "n": 8}), "encoder_self", [70], broken))
+
+
+@pytest.mark.parametrize("kind", SPARSE)
+def test_a_row_of_padding_alone_is_zero_and_leaves_no_nan(kind):
+    found = both(patterns.parse({"kind": kind, "n": 4}), "encoder_self", [40, 0])
+    same(found)
+    assert not found[0][0][1].any()
+
+
+@pytest.mark.parametrize("kind", SPARSE)
+def test_memory_is_linear_in_length(kind):
+    """Scores of 16 times the length are at most 20 times as many, tiles at the ends included."""
+    made = []
+
+    def weigh(raw, open_):
+        made.append(raw.numel())
+        return raw.masked_fill(~open_, 0.0)
+
+    pattern = patterns.parse({"kind": kind, "n": 8})
+    for length in (128, 2048):
+        states = torch.zeros(1, HEADS, length, WIDTH)
+        layout = pattern.layout("encoder_self", lengths=torch.tensor([length]))
+        banded.attend(states, states, states, score=ScaledDot(Dims()), weigh=weigh, layout=layout, causal=True)
+    assert made[1] <= 20 * made[0]
+
+
+def site(pattern="window", transform="softmax", score="scaled_dot", backend="auto", n=4, **fields):
+    pattern = patterns.parse({"kind": pattern, "n": n} if pattern != "full" else pattern)
+    return Site(scores.parse(score), pattern, transforms.parse(transform), backend=backend, **fields)
+
+
+@pytest.mark.parametrize(
+    ("asked", "role", "why"),
+    [
+        (site("full"), "encoder_self", "leaves no key out"),
+        (site("random"), "cross", "self-attention alone"),
+        (site(score="additive"), "encoder_self", "the score 'additive'"),
+        (site(transform={"kind": "topk_oow", "n": 4}), "encoder_self", "the scores of all keys"),
+        (site("bigbird", {"kind": "topk", "k": 2, "ties": "index"}), "encoder_self", "ties by position"),
+    ],
+)
+def test_what_it_cannot_serve_is_dense_and_says_why(asked, role, why):
+    assert choose(asked, role).backend == "dense"
+    assert why in choose(asked, role).why
+    with pytest.raises(ValueError, match=why):
+        choose(asked._replace(backend="banded"), role)
+
+
+def test_the_choice_says_from_which_length_on_it_pays():
+    few, many = choose(site(n=4), "encoder_self"), choose(site(n=64), "encoder_self")
+    assert few.backend == many.backend == "banded"
+    assert 1 < few.since < many.since
+    assert str(few) == f"banded: the pattern 'window', from {few.since} positions on"
+    assert choose(site(backend="dense"), "encoder_self").backend == "dense"
+    assert choose(site(backend="banded"), "encoder_self").since == 1
+
+
+def test_a_module_takes_the_path_that_pays_and_tells_weights_by_the_definition(monkeypatch):
+    calls = []
+    plain = banded.attend
+    monkeypatch.setattr(banded, "attend", lambda *args, **named: calls.append(1) or plain(*args, **named))
+    dims = Dims(heads=HEADS, query_width=8, key_width=8)
+    module = MultiHead(site(), "encoder_self", 8, dims, 0.0).double().eval()
+    for length, taken in ((module.choice.since - 1, 0), (module.choice.since, 1)):
+        states = draw(2, length, 8, seed=1)
+        valid = torch.arange(length) < torch.tensor([[length], [5]])
+        at = Positions(torch.arange(length), torch.arange(length))
+        memory = module.memorize(states, valid)
+        quick = module(states, memory, at)
+        assert len(calls) == taken
+        assert quick.weights is None or not taken
+        told = module(states, memory, at, need_weights=True)
+        assert len(calls) == taken
+        torch.testing.assert_close(quick.context, told.context, rtol=0, atol=1e-10)
+        assert told.weights.shape == (2, HEADS, length, length)
+
+
+def test_a_model_says_what_each_site_goes_through():
+    dims = Dims(heads=HEADS, query_width=8, key_width=8)
+    model = torch.nn.ModuleList(
+        [MultiHead(site(), "encoder_self", 8, dims, 0.0), MultiHead(site("full"), "cross", 8, dims, 0.0)]
+    )
+    told = chosen(model)
+    assert told["encoder_self"].startswith("banded: the pattern 'window', from ")
+    assert told["cross"] == "dense: it serves self-attention alone"
