@@ -6,22 +6,22 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from itertools import chain, islice, repeat
+from itertools import chain, repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from attnbench.core.errors import DataError
 from attnbench.data.datasets.base import SPLITS
+from attnbench.data.pack import pack
 from attnbench.data.parts import Pair, Part, read_pairs
 from attnbench.data.recipe import Recipe
 from attnbench.data.special import UNK
 from attnbench.data.store import IdsWriter, TextLines, TextWriter
-from attnbench.data.text import Clean, cleaner, moses_detokenize, spaced
+from attnbench.data.text import Clean, chunks, cleaner, moses_detokenize, spaced
 from attnbench.data.tokenizers.base import Vocabulary
 
-X = TypeVar("X")
 log = logging.getLogger("attnbench")
 
 SIDES = ("src", "tgt")
@@ -33,22 +33,33 @@ _REPORT = 500_000
 class SplitText:
     """Writes the tokenised text of one split, the raw references of all but the training split, known alignments."""
 
-    def __init__(self, folder: Path, split: str, aligned: bool) -> None:
+    def __init__(self, folder: Path, split: str, *, aligned: bool, documents: bool) -> None:
         self._stack = ExitStack()
         self._writers = [self._stack.enter_context(TextWriter(folder / f"{split}.{side}.txt")) for side in SIDES]
         self._raw = None if split == "train" else self._stack.enter_context(TextWriter(folder / f"{split}.tgt.raw"))
         self._links = self._stack.enter_context(TextWriter(folder / f"{split}.align")) if aligned else None
+        self._documents = self._stack.enter_context(TextWriter(folder / f"{split}.docs")) if documents else None
+        self._document = ""
         self.passed = 0
-        """Pairs that came this way, those held out for another split included."""
+        """Pairs, or documents where these are known, that came this way; those held out for another split included."""
         self.counts = {"read": 0, "kept": 0, "empty": 0, "too_long": 0, "ratio": 0}
 
-    def write(self, source: str, target: str, reference: str, alignment: str) -> None:
+    def place(self, document: str) -> int:
+        """Which pair this is, or which document, from 1."""
+        if not document or document != self._document:
+            self._document = document
+            self.passed += 1
+        return self.passed
+
+    def write(self, source: str, target: str, reference: str, alignment: str, document: str) -> None:
         self._writers[0].write(source)
         self._writers[1].write(target)
         if self._raw is not None:
             self._raw.write(reference)
         if self._links is not None:
             self._links.write(alignment)
+        if self._documents is not None:
+            self._documents.write(document)
         self.counts["kept"] += 1
 
     def __enter__(self) -> Self:
@@ -64,7 +75,12 @@ def write_texts(recipe: Recipe, parts: Mapping[str, list[Part]], folder: Path) -
     Raises DataError for bad lines, and for a split without a pair.
     """
     with ExitStack() as stack:
-        texts = {split: stack.enter_context(SplitText(folder, split, _aligned(parts, split))) for split in SPLITS}
+        texts = {
+            split: stack.enter_context(
+                SplitText(folder, split, aligned=_aligned(parts, split), documents=recipe.dataset.documents)
+            )
+            for split in SPLITS
+        }
         for split in SPLITS:
             for part in parts.get(split, []):
                 _write_part(recipe, part, split, texts)
@@ -75,21 +91,22 @@ def write_texts(recipe: Recipe, parts: Mapping[str, list[Part]], folder: Path) -
     return counts
 
 
-def drop_overlap(folder: Path, *, aligned: bool) -> int:
+def drop_overlap(folder: Path, *, aligned: bool, documents: bool = False) -> int:
     """Take out of the training text what stands in valid or test, on either side; returns the number of pairs.
 
     Raises DataError where nothing would be left.
     """
     known = [{line for split in SPLITS[1:] for line in TextLines(folder / f"{split}.{side}.txt")} for side in SIDES]
     links: Iterable[str] = TextLines(folder / "train.align") if aligned else repeat("")
+    names: Iterable[str] = TextLines(folder / "train.docs") if documents else repeat("")
     read = 0
     with TemporaryDirectory(dir=folder) as name:
         work = Path(name)
-        with SplitText(work, "train", aligned) as text:
-            for (source, target), link in zip(_pairs(folder, "train"), links, strict=False):
+        with SplitText(work, "train", aligned=aligned, documents=documents) as text:
+            for (source, target), link, name in zip(_pairs(folder, "train"), links, names, strict=False):
                 read += 1
                 if source not in known[0] and target not in known[1]:
-                    text.write(source, target, "", link)
+                    text.write(source, target, "", link, name)
         if not text.counts["kept"]:
             raise DataError(f"all of the {read:,} training pairs stand in valid or test too; say `overlap: keep`")
         for file in work.iterdir():
@@ -138,10 +155,9 @@ def _write_part(recipe: Recipe, part: Part, split: str, texts: Mapping[str, Spli
         if reason is not None:
             counts[reason] += 1
             continue
-        into = part.held.get(texts[split].passed % part.every + 1, split)
-        texts[split].passed += 1
+        into = part.held.get((texts[split].place(pair.document) - 1) % part.every + 1, split)
         reference = "" if into == "train" else _reference(recipe, raw, tokenized)
-        texts[into].write(source, target, reference, pair.alignment)
+        texts[into].write(source, target, reference, pair.alignment, pair.document)
         if counts["read"] % _REPORT == 0:
             log.info("%s: %s pairs read", split, f"{counts['read']:,}")
 
@@ -195,7 +211,7 @@ def learn_vocabularies(recipe: Recipe, folder: Path) -> tuple[Vocabulary, Vocabu
     """Learn and save the vocabularies of the training text in `folder`."""
     sizes = recipe.sizes()
     texts = [folder / f"train.{side}.txt" for side in SIDES]
-    learn = recipe.tokenizer.learn
+    learn = recipe.learn
     if sizes.joint:
         source = target = learn(lambda: chain.from_iterable(TextLines(text) for text in texts), sizes.source)
     else:
@@ -215,7 +231,7 @@ def write_ids(vocabularies: tuple[Vocabulary, Vocabulary], split: str, folder: P
             stack.enter_context(IdsWriter(folder / f"{split}.{side}.ids", vocabulary.rows))
             for side, vocabulary in zip(SIDES, vocabularies, strict=True)
         ]
-        batches = [_chunks(iter(text)) for text in texts]
+        batches = [chunks(iter(text), _BATCH) for text in texts]
         for lines in zip(*batches, strict=True):
             sources, targets = (side.encode_batch(batch) for side, batch in zip(vocabularies, lines, strict=True))
             writers[0].write(sources)
@@ -233,16 +249,13 @@ def _add(total: dict[str, int], sources: list[list[int]], targets: list[list[int
     total["widest"] = max(total["widest"], *wide)
 
 
-def _chunks(items: Iterator[X]) -> Iterator[list[X]]:
-    while chunk := list(islice(items, _BATCH)):
-        yield chunk
-
-
 def build(recipe: Recipe, parts: Mapping[str, list[Part]], folder: Path) -> dict[str, Any]:
     """Fill `folder` with everything but the manifest; returns the manifest's `splits` and `vocabulary`."""
     counts = write_texts(recipe, parts, folder)
     if recipe.overlap == "drop":
-        counts["train"]["overlap"] = drop_overlap(folder, aligned=_aligned(parts, "train"))
+        counts["train"]["overlap"] = drop_overlap(
+            folder, aligned=_aligned(parts, "train"), documents=recipe.dataset.documents
+        )
         counts["train"]["kept"] -= counts["train"]["overlap"]
     held = {split for own in parts.values() for part in own for split in part.held.values()}
     repeated = {split: count_repeated(folder, split) for split in SPLITS if split in held}
@@ -255,8 +268,9 @@ def build(recipe: Recipe, parts: Mapping[str, list[Part]], folder: Path) -> dict
     for split in SPLITS:
         number = counts[split]
         dropped = {reason: number[reason] for reason in _REASONS if reason in number}
+        packed = {} if recipe.block is None else pack(folder, split, (source, target), recipe.block)
         sizes = write_ids((source, target), split, folder)
-        splits[split] = {"pairs": number["kept"], "read": number["read"], "dropped": dropped, **sizes}
+        splits[split] = {"pairs": number["kept"], "read": number["read"], "dropped": dropped, **packed, **sizes}
         if split in repeated:
             splits[split]["in_train"] = repeated[split]
     vocabulary = {

@@ -19,6 +19,7 @@ from attnbench.data.prepare import check_files, read_manifest
 from attnbench.data.recipe import Recipe
 from attnbench.data.store import IdLists, TextLines
 from attnbench.data.text import moses_detokenize
+from attnbench.data.tokenizers._separated import join_sentences, split_sentences
 from attnbench.data.tokenizers.base import Vocabulary
 
 
@@ -62,6 +63,12 @@ class Split:
         return TextLines(path) if path.exists() else None
 
     @cached_property
+    def documents(self) -> TextLines | None:
+        """The name of each line's document, where these are known."""
+        path = self._folder / f"{self.name}.docs"
+        return TextLines(path) if path.exists() else None
+
+    @cached_property
     def ids(self) -> Ids:
         source, target = (
             IdLists(self._folder / f"{self.name}.{side}.ids", rows)
@@ -98,7 +105,7 @@ class Data:
 
     def _vocabulary(self, side: str) -> Vocabulary:
         entry = self.manifest["vocabulary"][side]
-        return self.recipe.tokenizer.load(self.path / entry["file"], entry["rows"])
+        return self.recipe.load(self.path / entry["file"], entry["rows"])
 
     @cached_property
     def source_vocabulary(self) -> Vocabulary:
@@ -113,13 +120,17 @@ class Data:
         language = language or self.languages.source
         repair = self.recipe.dataset.repair(language) or str
         clean = line_cleaner(self.recipe, language)
-        return [clean(repair(line)) for line in lines]
+        if self.recipe.block is None:
+            return [clean(repair(line)) for line in lines]
+        return [join_sentences([clean(repair(part)) for part in split_sentences(line)]) for line in lines]
 
     def detokenize(self, lines: Iterable[str]) -> list[str]:
         """Tokenised target lines as people write them; as they are if the corpus was never tokenised by Moses."""
-        if self.recipe.pretokenize == "moses" or self.recipe.dataset.moses_words():
+        if self.recipe.pretokenize != "moses" and not self.recipe.dataset.moses_words():
+            return list(lines)
+        if self.recipe.block is None:
             return moses_detokenize(self.languages.target, lines)
-        return list(lines)
+        return [join_sentences(moses_detokenize(self.languages.target, split_sentences(line))) for line in lines]
 
     def batches(
         self,

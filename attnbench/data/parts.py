@@ -24,6 +24,8 @@ class Part(NamedTuple):
     tokenized: the text is tokenised as Moses does already, so it is not tokenised again.
     alignment: word alignments in Pharaoh's form, a line for each pair, where they are known.
     every, held: of every so many kept pairs, the k-th (from 1) goes to split held[k] in place of this one.
+    documents: the name of each pair's document, a line for each pair, where that is known; then whole documents are
+    held. made_from: the released files, where the two are made from others.
     """
 
     source: Path
@@ -33,6 +35,8 @@ class Part(NamedTuple):
     alignment: Path | None = None
     every: int = 1
     held: Mapping[int, str] = MappingProxyType({})
+    documents: Path | None = None
+    made_from: tuple[Path, ...] = ()
 
 
 class Pair(NamedTuple):
@@ -41,25 +45,30 @@ class Pair(NamedTuple):
     source: Line
     target: Line
     alignment: str = ""
+    document: str = ""
 
 
 def read_pairs(part: Part) -> Iterator[Pair]:
     """The pairs of a part, in order. Raises DataError when one file has more sentences than the other."""
     pairs = _read_sides(part)
-    if part.alignment is None:
-        yield from pairs
-        return
-    links = iter(read_lines(part.alignment))
+    if part.alignment is not None:
+        pairs = _beside(pairs, part.alignment, "alignment", part)
+    if part.documents is not None:
+        pairs = _beside(pairs, part.documents, "document", part)
+    return pairs
+
+
+def _beside(pairs: Iterator[Pair], path: Path, field: str, part: Part) -> Iterator[Pair]:
+    """The pairs, each with its line of the file at `path`."""
+    lines = iter(read_lines(path))
     for number, pair in enumerate(pairs, 1):
-        line = next(links, None)
+        line = next(lines, None)
         if line is None:
-            raise DataError(
-                f"{part.alignment}: ends before line {number}; it needs a line for each pair of {part.source}"
-            )
-        yield pair._replace(alignment=line.text.strip())
-    extra = next(links, None)
+            raise DataError(f"{path}: ends before line {number}; it needs a line for each pair of {part.source}")
+        yield pair._replace(**{field: line.text.strip()})
+    extra = next(lines, None)
     if extra is not None:
-        raise DataError(f"{part.alignment}:{extra.number}: has no pair in {part.source}; remove it")
+        raise DataError(f"{path}:{extra.number}: has no pair in {part.source}; remove it")
 
 
 def _read_sides(part: Part) -> Iterator[Pair]:

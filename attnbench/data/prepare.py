@@ -169,7 +169,8 @@ def check_files(path: Path, manifest: Mapping[str, Any]) -> None:
 def _sources(found: Mapping[str, list[Part]], temporary: Path) -> list[dict[str, Any]]:
     """Name, size and hash of each released file that was read."""
     parts = [part for split in found.values() for part in split]
-    paths = {path for part in parts for path in (part.source, part.target, part.alignment) if path is not None}
+    named = ((part.source, part.target, part.alignment, part.documents, *part.made_from) for part in parts)
+    paths = {path for group in named for path in group if path is not None}
     given = [path for path in paths if not path.is_relative_to(temporary)]
     return [{"name": path.name, **_hashed(path)} for path in sorted(given, key=lambda path: (path.name, str(path)))]
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
 from attnbench.core.spec import Spec
 from attnbench.data.datasets.base import DatasetField, datasets
-from attnbench.data.tokenizers.base import Sizes, TokenizerField
+from attnbench.data.tokenizers._separated import Separated
+from attnbench.data.tokenizers.base import Sizes, TokenizerField, Vocabulary
 from attnbench.data.tokenizers.bpe import BpeSpec
 
 
@@ -35,6 +37,10 @@ class Recipe(Spec):
     empty: Literal["error", "drop", "keep"] = "drop"
     """What to do with a pair that has an empty side; keep is for generated text, in which nothing is a sentence too."""
 
+    block: int | None = Field(default=None, ge=8)
+    """Of a corpus of documents: sentences are joined into blocks of at most so many tokens a side, separators and EOS
+    counted, never across a document's end; null: each sentence alone."""
+
     overlap: Literal["keep", "drop"] = "keep"
     """drop: training pairs with a side that is, word for word, a line of that side of valid or test are left out."""
 
@@ -53,9 +59,26 @@ class Recipe(Spec):
             raw = {**raw, "tokenizer": {**usual.get("tokenizer", {"kind": "bpe"}), **tokenizer}}
         return {**usual, **raw}
 
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        if self.block is not None and not self.dataset.documents:
+            raise ValueError(f"block: the corpus '{self.dataset.kind}' does not say where a document ends; drop it")
+        return self
+
     def plain(self) -> Recipe:
         """The recipe alone, if this is a spec that holds more: the digest is of what decides the data."""
         return Recipe.model_validate({name: getattr(self, name) for name in Recipe.model_fields})
+
+    def learn(self, texts: Callable[[], Iterable[str]], rows: int) -> Vocabulary:
+        """A vocabulary of `rows` rows from lines of tokenised text; one of them is the separator's, where there are
+        blocks."""
+        if self.block is None:
+            return self.tokenizer.learn(texts, rows)
+        return Separated(self.tokenizer.learn(texts, rows - 1))
+
+    def load(self, path: Path, rows: int) -> Vocabulary:
+        """What such a vocabulary saved."""
+        return self.tokenizer.load(path, rows) if self.block is None else Separated(self.tokenizer.load(path, rows - 1))
 
     def sizes(self) -> Sizes:
         """Rows of the source and the target embedding, and whether they are one."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
+X = TypeVar("X")
 Clean = Callable[[str], str]
 
 
@@ -72,3 +74,9 @@ def cleaner(language: str, *, moses: bool, normalize: bool, split_hyphens: bool,
         return line
 
     return clean
+
+
+def chunks(items: Iterator[X], size: int) -> Iterator[list[X]]:
+    """The items in lists of `size`, the last one shorter."""
+    while chunk := list(islice(items, size)):
+        yield chunk

@@ -68,7 +68,7 @@ def _strings(value: object) -> tuple[str, ...]:
 def _guess(rows: Sequence[Row]) -> tuple[str, ...]:
     """A table that names no value: BLEU where it was measured, or the validation loss."""
     known = {name for row in rows for name in row.stats}
-    return tuple(name for name in ("valid/bleu", "test/bleu") if name in known) or ("valid/loss",)
+    return tuple(name for name in ("valid/bleu", "test/bleu", "test/d_bleu") if name in known) or ("valid/loss",)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,8 @@ class PairedTests:
         """None for a metric that has no test, and where the saved lines are not those that gave the scores."""
         split, _, name = metric.partition("/")
         signature = next((cell.signatures[metric] for cell in best.done if metric in cell.signatures), "")
-        kind = _KINDS.get((_part(signature, "tok"), _part(signature, "case"))) if name.startswith("bleu") else None
+        tested = name.removeprefix("d_").startswith("bleu")  # a line of a document task is a document
+        kind = _KINDS.get((_part(signature, "tok"), _part(signature, "case"))) if tested else None
         if kind is None and name not in COUNTED:
             return None
         pairs = _pairs(best, other)

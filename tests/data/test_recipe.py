@@ -12,6 +12,7 @@ FILES = {"source": "a.de", "target": "a.en"}
 DIGESTS = {
     "copy": "981b20d2c911",
     "demo": "85c992caac70",
+    "documents": "521d07ce711d",
     "europarl-ro-en": "5a456152fbec",
     "iwslt14-de-en": "2a81b6ab991b",
     "iwslt15-en-vi": "b3e0b6f0d4f2",
@@ -22,7 +23,9 @@ DIGESTS = {
     "multi30k-en-de": "c5f9c42250e1",
     "multi30k-en-fr": "32310c42b37c",
     "multi30k-fr-en": "e2601961afc4",
+    "nc-doc": "767675a7a08a",
     "parallel": "46cd9e9a12f9",
+    "ted-doc": "61218e42fc66",
     "wmt14-en-de": "7f1111a9c0e7",
     "wmt16-en-ro": "b61f7e005154",
     "wmt17-cs": "e5ca3251b716",
@@ -30,11 +33,14 @@ DIGESTS = {
     "wmt17-fi": "50813524d3f4",
     "wmt17-tr": "5076c7fa00f4",
 }
-PARALLEL = {"kind": "parallel", "languages": ["de", "en"], "train": FILES}
+OWN = {
+    "parallel": {"kind": "parallel", "languages": ["de", "en"], "train": FILES},
+    "documents": {"kind": "documents", "languages": ["de", "en"], "train": [FILES]},
+}
 
 
 def usual(kind: str) -> Recipe:
-    return Recipe.model_validate({"dataset": PARALLEL if kind == "parallel" else kind})
+    return Recipe.model_validate({"dataset": OWN.get(kind, kind)})
 
 
 def test_the_corpora_there_are() -> None:
@@ -131,7 +137,7 @@ def test_what_a_list_shows_is_plain_and_whole(kind: str) -> None:
     assert entry["name"] == kind
     assert entry["title"]
     assert set(entry["pairs"]) <= set(SPLITS)
-    if kind not in ("parallel", "demo", "copy"):
+    if kind not in (*OWN, "demo", "copy"):
         assert entry["licence"]
         assert entry["by_hand"].startswith("http")
         assert all(url.startswith("https://") for url in entry["sources"])

@@ -116,6 +116,14 @@ def test_no_test_without_the_lines_that_were_scored(run, damage: str):
     assert "<ins>" not in render(run.root, "md")
 
 
+def test_documents_are_tested_as_lines_are(run):
+    want = p(run.root, "near")
+    for path in run.root.rglob("result.json"):
+        path.write_text(path.read_text().replace('"bleu"', '"d_bleu"').replace("test/bleu", "test/d_bleu"))
+    assert p(run.root, "near") is None
+    assert p(run.root, "near", "test/d_bleu") == want
+
+
 def test_no_test_of_what_is_no_bleu(run):
     assert p(run.root, "near", "test/chrf") is None
     assert p(run.root, "near", "valid/loss") is None

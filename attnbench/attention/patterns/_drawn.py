@@ -6,7 +6,7 @@ So the draw of a row is the same in training and in a step of decoding, and what
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 from jaxtyping import Bool, Int
@@ -16,6 +16,7 @@ from torch import Tensor
 from attnbench.attention.patterns._fixed import FixedSpec
 from attnbench.attention.types import ROLES, MaskMod, Role
 
+Hashed = TypeVar("Hashed", int, Tensor)
 _BITS, _WORD = 21, 0xFFFFFFFF  # keys are told apart up to 2 ** _BITS of them
 _NEVER = torch.iinfo(torch.int64).max
 _TABLES = 512
@@ -68,7 +69,7 @@ class Drawn:
     ) -> None:
         self.n, self.outside = n, outside
         self.lengths = None if role == "decoder_self" else lengths
-        self.start = int(_mixed(_mixed(_mixed(torch.tensor(seed & _WORD)) + ROLES.index(role)) + layer))
+        self.start = _mixed(_mixed(_mixed(seed & _WORD) + ROLES.index(role)) + layer)
 
     def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         open_to = self._open(b, h, q, k)
@@ -130,7 +131,7 @@ def _lot(start: int, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
     return _mixed(_mixed(_mixed(h + start) + q) + k) << _BITS | k
 
 
-def _mixed(x: Tensor) -> Tensor:
+def _mixed(x: Hashed) -> Hashed:
     """A hash of 32 bits (lowbias32 of Wellons 2018, "Prospecting for Hash Functions")."""
     x = x & _WORD
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & _WORD

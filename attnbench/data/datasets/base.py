@@ -41,6 +41,8 @@ class DatasetSpec(Spec):
     licence: ClassVar[str] = ""
     by_hand: ClassVar[str] = ""
     """Where a person finds the files."""
+    documents: ClassVar[bool] = False
+    """Whether it says where a document ends."""
     wrappers: ClassVar[tuple[str, ...]] = ()
     """Archives that hold the files too, should a person have them instead of the released ones."""
     recipe: ClassVar[Mapping[str, Any]] = MappingProxyType({})

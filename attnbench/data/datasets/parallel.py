@@ -8,8 +8,8 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from attnbench.core.errors import DataError
 from attnbench.core.spec import Spec
+from attnbench.data.datasets._own_files import existing, present_or_first
 from attnbench.data.datasets.base import DatasetSpec, Languages, datasets
 from attnbench.data.finder import Finder
 from attnbench.data.parts import Part
@@ -63,8 +63,7 @@ class ParallelSpec(DatasetSpec):
     def local_files(self, folder: Path | None) -> list[Path]:
         given = [files for files in (self.train, *self.more, self.valid, self.test) if files is not None]
         names = [name for files in given for name in (files.source, files.target, files.alignment) if name is not None]
-        folders = [] if folder is None else [folder]
-        return [next(filter(Path.is_file, places), places[0]) for places in (_places(name, folders) for name in names)]
+        return [present_or_first(name, [] if folder is None else [folder]) for name in names]
 
     def sources(self, files: Finder, work: Path) -> dict[str, list[Part]]:
         absent = {"valid": self.valid is None, "test": self.test is None}
@@ -77,25 +76,10 @@ class ParallelSpec(DatasetSpec):
         return parts
 
     def _part(self, given: Files, files: Finder) -> Part:
-        alignment = None if given.alignment is None else _existing(given.alignment, files)
+        alignment = None if given.alignment is None else existing(given.alignment, files)
         return Part(
-            _existing(given.source, files),
-            _existing(given.target, files),
+            existing(given.source, files),
+            existing(given.target, files),
             tokenized=self.tokenized,
             alignment=alignment,
         )
-
-
-def _places(name: str, folders: list[Path]) -> list[Path]:
-    """Where a file may be: a relative path in the user's folder first, then in the working directory."""
-    path = Path(name).expanduser()
-    return [path] if path.is_absolute() else [*(folder / path for folder in folders), Path.cwd() / path]
-
-
-def _existing(name: str, files: Finder) -> Path:
-    places = _places(name, files.folders)
-    for place in places:
-        if place.is_file():
-            return place
-    tried = " or ".join(str(place) for place in places)
-    raise DataError(f"no file {tried}; correct the path in task.dataset, or name its folder: --from DIR")

@@ -186,3 +186,10 @@ def test_a_model_says_what_each_site_goes_through():
     told = chosen(model)
     assert told["encoder_self"].startswith("banded: the pattern 'window', from ")
     assert told["cross"] == "dense: it serves self-attention alone"
+
+
+@pytest.mark.parametrize("kind", SPARSE)
+def test_a_site_is_built_without_memory(kind):
+    with torch.device("meta"):
+        module = MultiHead(site(kind), "encoder_self", 8, Dims(heads=HEADS, query_width=8, key_width=8), 0.0)
+    assert module.choice.backend == "banded"

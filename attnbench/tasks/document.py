@@ -1,0 +1,101 @@
+"""Translation of documents in blocks of sentences: BLEU of whole documents (d-BLEU) and of sentences (s-BLEU)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from attnbench.data.corpus import Data
+from attnbench.data.tokenizers._separated import split_sentences
+from attnbench.metrics.bleu import BleuKind, Score, corpus_bleu, corpus_chrf
+from attnbench.metrics.documents import joined, matched
+from attnbench.tasks.base import Metrics, tasks
+from attnbench.tasks.pairs import PairSpec, PairTask
+
+
+@tasks.register
+class DocumentSpec(PairSpec):
+    """Translation of documents: a block of up to `block` tokens is one input; null takes sentences alone."""
+
+    kind: Literal["document"] = "document"
+    bleu: Literal["tok_lc", "tok"] = "tok_lc"
+    """The scores called `d_bleu` and `s_bleu`, on tokenised text: lower-cased or as it is."""
+    primary: ClassVar[str] = "test/d_bleu"
+
+    @model_validator(mode="after")
+    def _has_documents(self) -> Self:
+        if not self.dataset.documents:
+            raise ValueError(
+                f"the corpus '{self.dataset.kind}' does not say where a document ends; take `documents`, `ted-doc` or "
+                "`nc-doc`, or `kind: translation`"
+            )
+        return self
+
+    def bind(self) -> Documents:
+        return Documents(self)
+
+
+class Documents(PairTask):
+    """See DocumentSpec. Outputs are documents, one a line; `blocks.txt` is what was decoded."""
+
+    def __init__(self, spec: DocumentSpec) -> None:
+        super().__init__()
+        self.spec = spec
+
+    def bleu(self, lines: Sequence[str], references: Sequence[str]) -> Score:
+        """Of blocks: the separators are no words."""
+        return corpus_bleu([_flat(line) for line in lines], [_flat(line) for line in references], self.spec.bleu)
+
+    def score(self, data: Data, split: str, lines: list[str]) -> Metrics:
+        documents, wanted = self._documents(data, split), [split_sentences(line) for line in data.split(split).target]
+        decoded = [split_sentences(line) for line in lines]
+        wrong = sum(len(found) != len(those) for found, those in zip(decoded, wanted, strict=True))
+        sentences = [matched(found, len(those)) for found, those in zip(decoded, wanted, strict=True)]
+        raw = [split_sentences(line) for line in data.split(split).references]
+        cased: BleuKind = "13a_lc" if self.spec.lowercase else "13a"
+        whole = self._joined(decoded, documents)
+        plain = data.detokenize(whole)
+        plain_sentences = data.detokenize([sentence for block in sentences for sentence in block])
+        references = [" ".join(block) for block in raw]
+        scores = {
+            "d_bleu": corpus_bleu(whole, self._joined(wanted, documents), self.spec.bleu),
+            "d_bleu_13a": corpus_bleu(plain, joined(references, documents), cased),
+            "s_bleu": corpus_bleu(_all(sentences), _all(wanted), self.spec.bleu),
+            "s_bleu_13a": corpus_bleu(plain_sentences, _all(raw), cased),
+            "chrf": corpus_chrf(plain, joined(references, documents)),
+        }
+        values = {name: score.value for name, score in scores.items()}
+        values["wrong_counts"] = 100 * wrong / len(lines)
+        samples = {"documents": len(whole), "blocks": len(lines), "sentences": len(_all(wanted))}
+        return Metrics(
+            values,
+            {name: score.signature for name, score in scores.items()},
+            samples,
+            {"txt": whole, "detok.txt": plain, "blocks.txt": lines},
+        )
+
+    def texts(self, data: Data, split: str) -> dict[str, list[str]]:
+        documents, pairs = self._documents(data, split), data.split(split)
+        sides = {"ref.txt": pairs.target, "src.txt": pairs.source}
+        return {name: self._joined([split_sentences(line) for line in side], documents) for name, side in sides.items()}
+
+    def written(self, data: Data, lines: list[str]) -> list[str]:
+        return data.detokenize(lines)
+
+    def _documents(self, data: Data, split: str) -> list[str]:
+        documents = data.split(split).documents
+        assert documents is not None  # as of every corpus that says where they end
+        return list(documents)
+
+    def _joined(self, blocks: Sequence[Sequence[str]], documents: Sequence[str]) -> list[str]:
+        return joined([" ".join(filter(None, block)) for block in blocks], documents)
+
+
+def _flat(line: str) -> str:
+    return " ".join(filter(None, split_sentences(line)))
+
+
+def _all(blocks: Sequence[Sequence[str]]) -> list[str]:
+    return [sentence for block in blocks for sentence in block]

@@ -1,0 +1,142 @@
+"""Documents are found in every form, and both sides are held against each other."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from attnbench.core.errors import DataError
+from attnbench.data.documents import read_documents, write_aligned
+
+TED = """<?xml version="1.0" encoding="UTF-8"?>
+<mteval>
+<srcset setid="x" srclang="german">
+<doc docid="1666" genre="lectures">
+<url>http://example.com/a</url>
+<description>Not a sentence</description>
+<talkid>1666</talkid>
+<title>Not one, either</title>
+<seg id="1"> Als ich 11 war. </seg>
+<seg id="2"> < 5 &amp; mehr </seg>
+</doc>
+<doc docid="7" genre="lectures">
+<seg id="1"> Zweiter. </seg>
+</doc>
+</srcset>
+</mteval>
+"""
+TALKS = """<url>http://example.com/1</url>
+<keywords>a, b</keywords>
+<talkid>1</talkid>
+<title>One</title>
+First of one.
+
+Second of one.
+<reviewer href="x">N</reviewer>
+<url>http://example.com/2</url>
+<talkid>22</talkid>
+First of two.
+"""
+CHAT = {
+    "a": [
+        {"utteranceID": 0, "speaker": "customer", "source": "Hallo,", "target": "Hello."},
+        {"utteranceID": 1, "speaker": "agent", "source": "Hi.", "target": "Tag."},
+    ],
+    "b": [{"utteranceID": 0, "speaker": "agent", "source": "Yes?", "target": "Ja?"}],
+}
+
+
+def found(path: Path, *args, **named) -> list[tuple[str, str]]:
+    return [(sentence.document, sentence.line.text) for sentence in read_documents(path, *args, **named)]
+
+
+def text(folder: Path, content: str, name: str = "a.txt") -> Path:
+    path = folder / name
+    path.write_bytes(gzip.compress(content.encode()) if name.endswith(".gz") else content.encode())
+    return path
+
+
+@pytest.mark.parametrize("form", ["auto", "xml"])
+def test_segments_of_ted_and_nist_files(tmp_path, form):
+    wanted = [("1666", "Als ich 11 war."), ("1666", "< 5 &amp; mehr"), ("7", "Zweiter.")]
+    assert found(text(tmp_path, TED, "a.xml.gz"), "de", form) == wanted
+
+
+@pytest.mark.parametrize("form", ["auto", "xml"])
+def test_talks_of_a_training_file(tmp_path, form):
+    wanted = [("1", "First of one."), ("1", "Second of one."), ("22", "First of two.")]
+    assert found(text(tmp_path, TALKS), "en", form) == wanted
+
+
+@pytest.mark.parametrize("form", ["auto", "marked"])
+def test_marked_lines_keep_empty_sentences(tmp_path, form):
+    wanted = [("1", "a"), ("1", ""), ("1", "b"), ("2", "c")]
+    assert found(text(tmp_path, "<d>\na\n\nb\n<d>\nc\n"), "en", form) == wanted
+
+
+@pytest.mark.parametrize("form", ["auto", "blank"])
+def test_empty_lines_end_a_document(tmp_path, form):
+    assert found(text(tmp_path, "\na\nb\n\n \nc\n"), "en", form) == [("1", "a"), ("1", "b"), ("2", "c")]
+
+
+@pytest.mark.parametrize("form", ["auto", "names"])
+def test_names_beside_the_lines(tmp_path, form):
+    names = text(tmp_path, "x.1\tnews\nx.1\tnews\ny\n", "ids.tsv")
+    assert found(text(tmp_path, "a\n\nc\n"), "en", form, names) == [("x.1", "a"), ("x.1", ""), ("y", "c")]
+
+
+@pytest.mark.parametrize("form", ["auto", "chat"])
+def test_an_agent_writes_english(tmp_path, form):
+    path = text(tmp_path, json.dumps(CHAT), "chat.json.gz")
+    assert found(path, "en", form) == [("a", "Hello."), ("a", "Hi."), ("b", "Yes?")]
+    assert found(path, "de", form) == [("a", "Hallo,"), ("a", "Tag."), ("b", "Ja?")]
+
+
+@pytest.mark.parametrize(
+    ("content", "form", "why"),
+    [
+        ("\n\n", "auto", "no sentence found"),
+        ("a\nb\n", "xml", "no sentence found"),
+        ("{", "chat", "is not a file of chats"),
+        ('{"a": [{"speaker": "agent"}]}', "chat", "KeyError"),
+        ("[1]", "chat", "is not a file of chats"),
+        ("a\n", "names", "give `names`"),
+    ],
+)
+def test_what_is_no_document_is_refused(tmp_path, content, form, why):
+    with pytest.raises(DataError, match=why):
+        found(text(tmp_path, content), "en", form)
+
+
+def test_names_and_lines_must_be_as_many(tmp_path):
+    with pytest.raises(DataError, match=r"ids.tsv has more lines than .*a.txt"):
+        found(text(tmp_path, "a\n"), "en", "names", text(tmp_path, "x\nx\n", "ids.tsv"))
+    with pytest.raises(DataError, match=r"a.txt has more lines than .*ids.tsv"):
+        found(text(tmp_path, "a\nb\n"), "en", "names", text(tmp_path, "x\n", "ids.tsv"))
+
+
+def aligned(tmp_path: Path, ours: str, theirs: str):
+    paths = text(tmp_path, ours, "a.de"), text(tmp_path, theirs, "a.en")
+    sides = [read_documents(path, language, "marked") for path, language in zip(paths, ("de", "en"), strict=True)]
+    return write_aligned(sides[0], sides[1], paths, tmp_path, "train-0")
+
+
+def test_both_sides_are_written_with_the_names(tmp_path):
+    written = aligned(tmp_path, "<d>\na\nb\n<d>\nc\n", "<d>\nA\nB\n<d>\nC\n")
+    assert [path.read_text() for path in written] == ["a\nb\nc\n", "A\nB\nC\n", "train-0/1\ntrain-0/1\ntrain-0/2\n"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "why"),
+    [
+        ("<d>\na\nb\n<d>\nc\n", "<d>\nA\n<d>\nB\nC\n", r"a.de:3 is in document 1 and .*a.en:4 is in document 2"),
+        ("<d>\na\nb\n", "<d>\nA\n", r"a.de:3 is in document 1 and .*a.en ends"),
+        ("<d>\na\n", "<d>\nA\nB\n", r"a.de ends and .*a.en:3 is in document 1"),
+    ],
+)
+def test_documents_that_do_not_match_are_named(tmp_path, ours, theirs, why):
+    with pytest.raises(DataError, match=why):
+        aligned(tmp_path, ours, theirs)
