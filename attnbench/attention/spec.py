@@ -63,7 +63,8 @@ class SiteSpec(Spec):
     sparsify: Literal["train", "both"] = "both"
     """`train`: softmax instead of the transform whenever the model is in eval mode (the papers' row "T")."""
     backend: Backend = "auto"
-    """What full passes go through: `banded` visits the keys of a pattern alone, `auto` takes it where it pays."""
+    """What full passes go through where a pattern leaves keys out: `banded` visits those around a query alone, `auto`
+    takes it where it pays."""
 
     @field_validator("budget", mode="before")
     @classmethod

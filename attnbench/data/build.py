@@ -44,7 +44,7 @@ class SplitText:
         """Pairs, or documents where these are known, that came this way; those held out for another split included."""
         self.counts = {"read": 0, "kept": 0, "empty": 0, "too_long": 0, "ratio": 0}
 
-    def place(self, document: str) -> int:
+    def place(self, document: str = "") -> int:
         """Which pair this is, or which document, from 1."""
         if not document or document != self._document:
             self._document = document
@@ -86,6 +86,12 @@ def write_texts(recipe: Recipe, parts: Mapping[str, list[Part]], folder: Path) -
                 _write_part(recipe, part, split, texts)
     counts = {split: text.counts for split, text in texts.items()}
     for split, number in counts.items():
+        if number["kept"] == 0 and number["read"] == 0 and not parts.get(split):
+            what = f"{texts['train'].passed:,} {'documents' if recipe.dataset.documents else 'pairs'}"
+            raise DataError(
+                f"nothing of the training text, {what}, was held out for {split}; lower dataset.hold_every, or give "
+                f"files for {split}"
+            )
         if number["kept"] == 0:
             raise DataError(f"the {split} split keeps no pair of {number['read']:,} read; check its files and filters")
     return counts
@@ -100,8 +106,8 @@ def drop_overlap(folder: Path, *, aligned: bool, documents: bool = False) -> int
     links: Iterable[str] = TextLines(folder / "train.align") if aligned else repeat("")
     names: Iterable[str] = TextLines(folder / "train.docs") if documents else repeat("")
     read = 0
-    with TemporaryDirectory(dir=folder) as name:
-        work = Path(name)
+    with TemporaryDirectory(dir=folder) as temporary:
+        work = Path(temporary)
         with SplitText(work, "train", aligned=aligned, documents=documents) as text:
             for (source, target), link, name in zip(_pairs(folder, "train"), links, names, strict=False):
                 read += 1
@@ -151,11 +157,15 @@ def _write_part(recipe: Recipe, part: Part, split: str, texts: Mapping[str, Spli
         counts["read"] += 1
         raw = repair_target(pair.target.text)
         source, target = clean_source(repair_source(pair.source.text)), clean_target(raw)
-        reason = _refuse(recipe, split, pair, part, source, target)
+        into = split
+        if pair.document:  # a document is held whole, whatever is left out of it
+            into = part.held.get((texts[split].place(pair.document) - 1) % part.every + 1, split)
+        reason = _refuse(recipe, into, pair, part, source, target)
         if reason is not None:
             counts[reason] += 1
             continue
-        into = part.held.get((texts[split].place(pair.document) - 1) % part.every + 1, split)
+        if not pair.document:
+            into = part.held.get((texts[split].place() - 1) % part.every + 1, split)
         reference = "" if into == "train" else _reference(recipe, raw, tokenized)
         texts[into].write(source, target, reference, pair.alignment, pair.document)
         if counts["read"] % _REPORT == 0:

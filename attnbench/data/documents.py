@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from attnbench.core.errors import DataError
 from attnbench.data.lines import Line, open_bytes, read_lines
+from attnbench.data.text import spaced
 
 Form = Literal["auto", "xml", "marked", "blank", "names", "chat"]
 """xml: TED and NIST files, `<doc>` and `<seg>`, or talks that begin with a `<url>` line. marked: a line `<d>` opens a
 document. blank: an empty line ends one. names: a file beside it has the name of each line's document. chat: the JSON
 of BConTrasT, an agent who writes English, and both sides in one file."""
 
-_OPENS = re.compile(r"\s*<(?:doc\b|url>)")
-_NAME = re.compile(r'docid="([^"]*)"|<talkid>\s*(\S+?)\s*</talkid>')
-_SEGMENT = re.compile(r"\s*<seg\b[^>]*>\s*(.*?)\s*</seg>")
+_XML = re.compile(r"<(?:\?xml|!DOCTYPE|mteval|srcset|refset|tstset|doc\b|url>)", re.IGNORECASE)
+_OPENS = re.compile(r"\s*<(?:doc\b|url>)", re.IGNORECASE)
+_NAME = re.compile(r'docid="([^"]*)"|<talkid>\s*(\S+?)\s*</talkid>', re.IGNORECASE)
+_SEGMENT_OPENS = re.compile(r"<seg\b", re.IGNORECASE)
+_SEGMENT = re.compile(r"<seg\b[^>]*>\s*(.*?)\s*</seg>", re.IGNORECASE)
 _MARKUP = re.compile(r"\s*</?[a-zA-Z?!]")
-_ENGLISH = "en"
 
 
 class Sentence(NamedTuple):
@@ -42,7 +45,7 @@ class Written(NamedTuple):
 def read_documents(path: Path, language: str, form: Form = "auto", names: Path | None = None) -> Iterator[Sentence]:
     """The sentences of a file in their order. names: with the form `names`, the file of names.
 
-    Raises DataError for a file that is not of this form, or has no document.
+    Raises DataError for a file that is not of this form, has no document, or names one again after another.
     """
     chosen = _form(path, names) if form == "auto" else form
     if chosen == "names":
@@ -51,13 +54,23 @@ def read_documents(path: Path, language: str, form: Form = "auto", names: Path |
         found = _named(path, names)
     elif chosen == "chat":
         found = _chat(path, language)
+    elif chosen == "xml":
+        found = _xml(path)
     else:
-        found = _LINED[chosen](read_lines(path))
-    empty = True
+        found = (_marked if chosen == "marked" else _blank)(read_lines(path))
+    seen: set[str] = set()
+    last: str | None = None
     for sentence in found:
-        empty = False
+        if sentence.document != last:
+            if sentence.document in seen:
+                raise DataError(
+                    f"{path}:{sentence.line.number}: document {sentence.document} goes on after another one began; put "
+                    "its sentences together, or give it another name"
+                )
+            last = sentence.document
+            seen.add(last)
         yield sentence
-    if empty:
+    if last is None:
         raise DataError(
             f"{path}: no sentence found (read as `{chosen}`); say its form: {', '.join(get_args(Form)[1:])}"
         )
@@ -98,27 +111,32 @@ def _form(path: Path, names: Path | None) -> Form:
     """Told by the first line that holds anything."""
     if names is not None:
         return "names"
-    with open_bytes(path) as file:
-        head = file.read(1 << 12).decode("utf-8", errors="replace").lstrip("\ufeff \t\r\n")
+    head = next((line.text.strip() for line in read_lines(path) if line.text.strip()), "")
     if head.startswith("{"):
         return "chat"
-    if head.startswith("<d>"):
+    if head == "<d>":
         return "marked"
-    return "xml" if re.match(r"<(?:\?xml|!DOCTYPE|mteval|srcset|refset|doc\b|url>)", head, re.IGNORECASE) else "blank"
+    if _XML.match(head):
+        return "xml"
+    if _MARKUP.match(head):
+        raise DataError(f"{path}: begins with {head[:40]!r}, a mark-up that is not known; say its form, or remove it")
+    return "blank"
 
 
-def _xml(lines: Iterable[Line]) -> Iterator[Sentence]:
-    """Segments where there are any in the document, else every line that is no mark-up."""
+def _xml(path: Path) -> Iterator[Sentence]:
+    """Segments, and lines that are no mark-up."""
     number, name, started = 0, "", True
-    for line in lines:
+    for line in read_lines(path):
         if _OPENS.match(line.text) and started:
             number, name, started = number + 1, "", False
         said = _NAME.search(line.text)
         if said and not started:
             name = said[1] or said[2]
-        segment = _SEGMENT.match(line.text)
-        text = segment[1] if segment else None if _MARKUP.match(line.text) else line.text.strip()
-        if number and text is not None and (segment or text):
+        segments = _SEGMENT.findall(line.text)
+        if len(segments) != len(_SEGMENT_OPENS.findall(line.text)):
+            raise DataError(f"{path}:{line.number}: a <seg> does not end on its line; put each on a line of its own")
+        plain = [] if segments or _MARKUP.match(line.text) else [line.text.strip()]
+        for text in [*segments, *filter(None, plain)] if number else []:
             started = True
             yield Sentence(name or str(number), Line(line.number, text))
 
@@ -129,7 +147,7 @@ def _marked(lines: Iterable[Line]) -> Iterator[Sentence]:
         if line.text.strip() == "<d>":
             number += 1
         else:
-            yield Sentence(str(max(1, number)), line)
+            yield Sentence(str(number), line)
 
 
 def _blank(lines: Iterable[Line]) -> Iterator[Sentence]:
@@ -140,9 +158,6 @@ def _blank(lines: Iterable[Line]) -> Iterator[Sentence]:
             continue
         number, open_ = number + (not open_), True
         yield Sentence(str(number), line)
-
-
-_LINED: dict[str, Callable[[Iterable[Line]], Iterator[Sentence]]] = {"xml": _xml, "marked": _marked, "blank": _blank}
 
 
 def _named(path: Path, names: Path) -> Iterator[Sentence]:
@@ -157,12 +172,13 @@ def _named(path: Path, names: Path) -> Iterator[Sentence]:
 def _chat(path: Path, language: str) -> Iterator[Sentence]:
     """Conversations by name; the agent writes English, the customer the other language, and each has a translation."""
     mend = "expected conversations by name, each a list of utterances with speaker, source and target"
-    with open_bytes(path) as file:
-        try:
-            chats = json.loads(file.read().decode("utf-8"))
-            utterances = [(name, said) for name, chat in chats.items() for said in chat]
-            for number, (name, said) in enumerate(utterances, 1):
-                original = (said["speaker"] == "agent") == (language == _ENGLISH)
-                yield Sentence(name, Line(number, said["source" if original else "target"]))
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise DataError(f"{path}: is not a file of chats ({error!r}); {mend}") from None
+    try:
+        with open_bytes(path) as file:
+            chats = json.loads(file.read().decode("utf-8-sig"))
+        utterances = [(str(name), said) for name, chat in chats.items() for said in chat]
+        own = language == "en"
+        texts = [spaced(said["source" if (said["speaker"] == "agent") == own else "target"]) for _, said in utterances]
+    except (ValueError, KeyError, AttributeError, TypeError, EOFError, OSError, zlib.error) as error:
+        raise DataError(f"{path}: is not a file of chats ({error!r}); {mend}") from None
+    for number, ((name, _), text) in enumerate(zip(utterances, texts, strict=True), 1):
+        yield Sentence(name, Line(number, text))

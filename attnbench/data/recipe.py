@@ -42,7 +42,8 @@ class Recipe(Spec):
     counted, never across a document's end; null: each sentence alone."""
 
     overlap: Literal["keep", "drop"] = "keep"
-    """drop: training pairs with a side that is, word for word, a line of that side of valid or test are left out."""
+    """drop: training pairs with a side that is, word for word, a line of that side of valid or test are left out; of a
+    document these sentences alone."""
 
     @model_validator(mode="before")
     @classmethod

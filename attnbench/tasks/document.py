@@ -46,25 +46,27 @@ class Documents(PairTask):
 
     def bleu(self, lines: Sequence[str], references: Sequence[str]) -> Score:
         """Of blocks: the separators are no words."""
-        return corpus_bleu([_flat(line) for line in lines], [_flat(line) for line in references], self.spec.bleu)
+        outputs, wanted = ([_flat(self._sentences(line)) for line in side] for side in (lines, references))
+        return corpus_bleu(outputs, wanted, self.spec.bleu)
 
     def score(self, data: Data, split: str, lines: list[str]) -> Metrics:
-        documents, wanted = self._documents(data, split), [split_sentences(line) for line in data.split(split).target]
-        decoded = [split_sentences(line) for line in lines]
+        documents, wanted = self._documents(data, split), [self._sentences(line) for line in data.split(split).target]
+        decoded = [self._sentences(line) for line in lines]
         wrong = sum(len(found) != len(those) for found, those in zip(decoded, wanted, strict=True))
         sentences = [matched(found, len(those)) for found, those in zip(decoded, wanted, strict=True)]
-        raw = [split_sentences(line) for line in data.split(split).references]
+        raw = [self._sentences(line) for line in data.split(split).references]
         cased: BleuKind = "13a_lc" if self.spec.lowercase else "13a"
         whole = self._joined(decoded, documents)
         plain = data.detokenize(whole)
         plain_sentences = data.detokenize([sentence for block in sentences for sentence in block])
-        references = [" ".join(block) for block in raw]
+        references = self._joined(raw, documents)
+        lowered = [line.lower() for line in references] if self.spec.lowercase else references
         scores = {
             "d_bleu": corpus_bleu(whole, self._joined(wanted, documents), self.spec.bleu),
-            "d_bleu_13a": corpus_bleu(plain, joined(references, documents), cased),
+            "d_bleu_13a": corpus_bleu(plain, references, cased),
             "s_bleu": corpus_bleu(_all(sentences), _all(wanted), self.spec.bleu),
             "s_bleu_13a": corpus_bleu(plain_sentences, _all(raw), cased),
-            "chrf": corpus_chrf(plain, joined(references, documents)),
+            "chrf": corpus_chrf(plain, lowered),
         }
         values = {name: score.value for name, score in scores.items()}
         values["wrong_counts"] = 100 * wrong / len(lines)
@@ -79,10 +81,14 @@ class Documents(PairTask):
     def texts(self, data: Data, split: str) -> dict[str, list[str]]:
         documents, pairs = self._documents(data, split), data.split(split)
         sides = {"ref.txt": pairs.target, "src.txt": pairs.source}
-        return {name: self._joined([split_sentences(line) for line in side], documents) for name, side in sides.items()}
+        return {name: self._joined([self._sentences(line) for line in side], documents) for name, side in sides.items()}
 
     def written(self, data: Data, lines: list[str]) -> list[str]:
         return data.detokenize(lines)
+
+    def _sentences(self, line: str) -> list[str]:
+        """Of a block; without blocks a line is a sentence, whatever words it has."""
+        return [line] if self.spec.block is None else split_sentences(line)
 
     def _documents(self, data: Data, split: str) -> list[str]:
         documents = data.split(split).documents
@@ -90,11 +96,11 @@ class Documents(PairTask):
         return list(documents)
 
     def _joined(self, blocks: Sequence[Sequence[str]], documents: Sequence[str]) -> list[str]:
-        return joined([" ".join(filter(None, block)) for block in blocks], documents)
+        return joined([_flat(block) for block in blocks], documents)
 
 
-def _flat(line: str) -> str:
-    return " ".join(filter(None, split_sentences(line)))
+def _flat(sentences: Sequence[str]) -> str:
+    return " ".join(filter(None, sentences))
 
 
 def _all(blocks: Sequence[Sequence[str]]) -> list[str]:

@@ -95,8 +95,7 @@ class PairTask(ABC):
             if model.max_length is not None and widest > model.max_length:
                 raise AttnbenchError(
                     f"the longest pair of the {split} split has {widest} tokens, and the model reads "
-                    f"{model.max_length}; raise model.max_length"
-                    + (", or lower task.max_length (in words)" if split == "train" else "")
+                    f"{model.max_length}; raise model.max_length" + _or_shorter(data.recipe, split)
                 )
 
     def adapt(self, model: Seq2SeqModel, data: Data, seed: int, *, fresh: bool) -> Data:
@@ -200,6 +199,12 @@ class PairTask(ABC):
         if fertility is not None:
             values |= {f"fertility/{name}": value for name, value in fertility.report().items()}
         return Metrics(values, {}, {"attended": seen}, {})
+
+
+def _or_shorter(recipe: Recipe, split: str) -> str:
+    if recipe.block is not None:
+        return ", or lower task.block"
+    return ", or lower task.max_length (in words)" if split == "train" else ""
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

@@ -196,6 +196,7 @@ def main() -> None:
     if difference > 1e-4:
         sys.exit("a path does not give what the definition gives; nothing is timed")
     memory = {name: {length: peak(name, length) for length in lengths} for name in METHODS}
+    print("memory measured", file=sys.stderr)
     keep_freed_memory()
     use_onednn_float32()
     seconds = measure(lengths, options.rounds)

@@ -104,11 +104,43 @@ def test_an_agent_writes_english(tmp_path, form):
         ('{"a": [{"speaker": "agent"}]}', "chat", "KeyError"),
         ("[1]", "chat", "is not a file of chats"),
         ("a\n", "names", "give `names`"),
+        ('{"a": [{"speaker": "agent", "source": null, "target": "b"}]}', "chat", "is not a file of chats"),
+        ('<doc docid="1">\n<seg>a\n</seg>\n', "xml", r"a\.txt:2: a <seg> does not end on its line"),
+        ("<tei>\na\n", "auto", "begins with '<tei>', a mark-up that is not known"),
+        ("<d id=3>\na\n", "auto", "a mark-up that is not known"),
     ],
 )
 def test_what_is_no_document_is_refused(tmp_path, content, form, why):
     with pytest.raises(DataError, match=why):
         found(text(tmp_path, content), "en", form)
+
+
+def test_what_stands_before_the_first_mark_is_a_document_of_its_own(tmp_path):
+    assert found(text(tmp_path, "a\n<d>\nb\n"), "en", "marked") == [("0", "a"), ("1", "b")]
+
+
+def test_segments_in_capitals_or_side_by_side(tmp_path):
+    wanted = [("x", "a"), ("x", "b"), ("y", "c")]
+    given = '<DOC docid="x">\n<p><seg id="1">a</seg> <SEG>b </SEG></p>\n</DOC>\n<DOC docid="y"><seg>c</seg>\n'
+    assert found(text(tmp_path, given), "en") == wanted
+
+
+def test_an_utterance_is_one_line(tmp_path):
+    chat = json.dumps({"a": [{"speaker": "agent", "source": "one\ntwo", "target": "eins"}]})
+    assert found(text(tmp_path, "\ufeff" + chat), "en") == [("a", "one two")]
+
+
+def test_a_cut_off_archive_of_chats_is_told(tmp_path):
+    path = tmp_path / "chat.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(CHAT).encode())[:-20])
+    with pytest.raises(DataError, match=r"chat\.json\.gz"):
+        found(path, "en", "chat")
+
+
+def test_a_document_that_goes_on_later_is_refused(tmp_path):
+    names = text(tmp_path, "x\ny\nx\n", "ids.tsv")
+    with pytest.raises(DataError, match=r"a\.txt:3: document x goes on after another one began"):
+        found(text(tmp_path, "a\nb\nc\n"), "en", "auto", names)
 
 
 def test_names_and_lines_must_be_as_many(tmp_path):

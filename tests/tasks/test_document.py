@@ -25,12 +25,14 @@ RAW: dict[str, Any] = {
     },
     "tokenizer": {"kind": "bpe", "vocab": 300},
     "block": 24,
+    "lowercase": True,
 }
 WORDS = ("rot", "grün", "blau", "alt", "neu", "groß", "klein")
 
 
 def sentence(document: int, number: int, side: str) -> str:
-    return " ".join(f"{side}{WORDS[(document + 2 * number + place) % 7]}" for place in range(4 + number % 3))
+    words = [f"{side}{WORDS[(document + 2 * number + place) % 7]}" for place in range(4 + number % 3)]
+    return " ".join(words).capitalize()
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +85,7 @@ def test_the_references_score_100(opened):
     assert found.samples == {"documents": 8, "blocks": len(test), "sentences": 40}
     assert len(found.outputs["txt"]) == len(found.outputs["ref.txt"]) == len(found.outputs["src.txt"]) == 8
     assert found.outputs["txt"] == found.outputs["ref.txt"]
-    assert found.outputs["ref.txt"][0] == " ".join(sentence(1, number, "e") for number in range(5))
+    assert found.outputs["ref.txt"][0] == " ".join(sentence(1, number, "e").lower() for number in range(5))
     assert found.outputs["detok.txt"][0] == found.outputs["txt"][0]
     assert found.outputs["blocks.txt"] == list(test.target)
 
@@ -106,6 +108,21 @@ def test_separators_too_many_leave_the_first_sentences_in_their_places(opened):
 def test_outputs_without_a_word_are_scored(opened):
     found = evaluated(opened, lambda text: "")
     assert found.values["d_bleu"] == found.values["s_bleu"] == 0
+
+
+def test_sentences_alone_are_scored_as_documents_too(opened, tmp_path_factory):
+    """Without blocks a word like the separator parts nothing."""
+    folder = tmp_path_factory.mktemp("alone")
+    for side in ("de", "en"):
+        text = "".join(
+            f"<d>\n{'a' * document} x <sep> y {side}\nz{'a' * document} z z z z\n" for document in range(1, 7)
+        )
+        (folder / f"a.{side}").write_text(text, encoding="utf-8")
+    spec = DocumentSpec.model_validate({**RAW, "block": None, "pretokenize": "none"})
+    data = spec.open(spec.prepare(folder / "cache", folder, True))
+    found = spec.bind().evaluate(build(spec), data, "test", Oracle(data, "test"), 100)
+    assert found.samples == {"documents": 2, "blocks": 4, "sentences": 4}
+    assert found.values["d_bleu"] == found.values["s_bleu"] == pytest.approx(100)
 
 
 def test_validation_scores_blocks_without_separators(opened):
@@ -137,7 +154,7 @@ def test_a_model_learns_blocks_and_translates_new_ones(opened):
 
 def test_a_block_longer_than_the_model_reads_is_told(opened):
     spec, data = opened
-    with pytest.raises(AttnbenchError, match=r"raise model\.max_length"):
+    with pytest.raises(AttnbenchError, match=r"raise model\.max_length, or lower task\.block"):
         spec.bind().check(build(spec, max_length=12), data)
 
 

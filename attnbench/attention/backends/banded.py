@@ -1,4 +1,4 @@
-"""Attention that visits no keys but those of its pattern: time and memory linear in length, in plain torch operations.
+"""Attention that visits no keys but those around its pattern's: time and memory linear in length, in plain operations.
 
 Queries are cut into tiles, each of which sees the keys around it; the first positions and what rows draw stand beside
 them. The rule of the pattern then masks what a tile sees, and any transform makes weights of it: a key that is left out

@@ -36,13 +36,16 @@ def choose(site: Site, role: Role) -> Choice:
         layout = site.pattern.layout(role, lengths=torch.ones(1, dtype=torch.int64))
         since = 1 if layout is None else pays_from(layout)
         return Choice("banded", f"the pattern '{site.pattern.kind}', from {since} positions on", since)
-    if site.backend == "banded":
+    if site.backend == "banded" and site.pattern.sparse and role != "cross":
         raise ValueError(f"the backend 'banded' cannot serve this site: {fault}; drop `backend: banded`")
     return Choice("dense", fault)
 
 
 def chosen(model: nn.Module) -> dict[str, str]:
-    """The backend of each site of a model, and why; a site that differs from layer to layer has one line for each."""
+    """The backend of each site's full passes, and why; a site that differs from layer to layer has one line for each.
+
+    Steps of decoding, and passes that are asked for their weights, are always dense.
+    """
     found: dict[str, list[str]] = {}
     for module in model.modules():
         if isinstance(choice := getattr(module, "choice", None), Choice):

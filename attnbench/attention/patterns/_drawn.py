@@ -5,8 +5,7 @@ So the draw of a row is the same in training and in a step of decoding, and what
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Bool, Int
@@ -19,10 +18,10 @@ from attnbench.attention.types import ROLES, MaskMod, Role
 Hashed = TypeVar("Hashed", int, Tensor)
 _BITS, _WORD = 21, 0xFFFFFFFF  # keys are told apart up to 2 ** _BITS of them
 _NEVER = torch.iinfo(torch.int64).max
-_TABLES = 512
-"""Tables of draws that are kept: one for each layer and length that occurs (131 KB at 512 keys, 8 heads, 8 draws)."""
-_STEP = 64
-"""Tables have a multiple of so many rows, so that inputs of a similar length share them."""
+_KEPT = 1 << 28
+"""Bytes of tables of draws that are kept (one of 512 keys, 8 heads and 8 draws takes 131 KB)."""
+_LEAST = 64
+"""Rows of a table at least; from there on powers of two, so that inputs of a similar length share them."""
 _AT_ONCE = 1 << 22
 """Lots that are compared at a time."""
 
@@ -97,21 +96,31 @@ class Drawn:
 
         Drawn once for each length of a row, at a cost that is quadratic in it; then kept.
         """
-        rows = -(-queries // _STEP) * _STEP
+        rows = max(_LEAST, 1 << (queries - 1).bit_length())
         lengths = [None] if self.lengths is None else self.lengths.tolist()
-        tables = {
-            each: _table(self.start, self.n, heads, rows, each, self.outside, device) for each in dict.fromkeys(lengths)
-        }
-        drawn = torch.stack([tables[each] for each in lengths])[:, :, :queries]
+        tables = {each: self._table(heads, rows, each, device) for each in dict.fromkeys(lengths)}
+        drawn = torch.stack([tables[each][:, :queries] for each in lengths]).long()
         return drawn.clamp(min=0), drawn >= 0
 
+    def _table(self, heads: int, queries: int, length: int | None, device: torch.device) -> Int[Tensor, "H Q n"]:
+        key = (self.start, self.n, heads, queries, length, self.outside, device)
+        table = _tables.pop(key, None)
+        if table is None:
+            table = _draw(self.start, self.n, heads, queries, length, self.outside, device)
+        _tables[key] = table  # the newest last
+        while sum(each.nbytes for each in _tables.values()) > _KEPT and len(_tables) > 1:
+            del _tables[next(iter(_tables))]
+        return table
 
-@lru_cache(maxsize=_TABLES)
-def _table(
+
+_tables: dict[tuple[Any, ...], Tensor] = {}
+
+
+def _draw(
     start: int, n: int, heads: int, queries: int, length: int | None, outside: MaskMod | None, device: torch.device
 ) -> Int[Tensor, "H Q n"]:
     """What each query draws of `length` keys, or of itself and what came before; -1: no key is left."""
-    drawn = torch.full((heads, queries, n), -1, dtype=torch.int64, device=device)
+    drawn = torch.full((heads, queries, n), -1, dtype=torch.int32, device=device)
     every = torch.arange(queries if length is None else length, device=device)
     head = torch.arange(heads, device=device).view(-1, 1, 1)
     for query in torch.arange(queries, device=device).split(max(1, _AT_ONCE // (heads * max(1, len(every))))):
@@ -122,7 +131,8 @@ def _table(
         if outside is not None:
             lots = lots.masked_fill(outside(head, head, q, every), _NEVER)
         best = lots.topk(min(n, len(every)), -1, largest=False).values
-        drawn[:, query, : best.shape[-1]] = torch.where(best == _NEVER, -1, best & ((1 << _BITS) - 1))
+        found = torch.where(best == _NEVER, -1, best & ((1 << _BITS) - 1))
+        drawn[:, query, : best.shape[-1]] = found.to(drawn.dtype)
     return drawn
 
 

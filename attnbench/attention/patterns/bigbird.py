@@ -44,6 +44,9 @@ class BigBirdSpec(DrawnSpec):
         return self.draw((self.n or 1) - fixed.window - fixed.tokens, seed, role, layer, lengths, outside=fixed)
 
 
+_GLOBAL, _WINDOW = GlobalSpec(), WindowSpec()
+
+
 class _Fixed(NamedTuple):
     """The rule of the window and of the first positions; equal ones are one, for the draws that are kept."""
 
@@ -52,6 +55,6 @@ class _Fixed(NamedTuple):
     causal: bool
 
     def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        near = GlobalSpec().near(q, k, self.tokens, causal=self.causal) if self.tokens else k < 0
-        near = near | WindowSpec().near(q, k, self.window, causal=self.causal) if self.window else near
+        near = _GLOBAL.near(q, k, self.tokens, causal=self.causal) if self.tokens else k < 0
+        near = near | _WINDOW.near(q, k, self.window, causal=self.causal) if self.window else near
         return near & (k <= q) if self.causal else near

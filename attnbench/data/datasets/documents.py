@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, Literal, Self
@@ -55,6 +56,10 @@ class DocumentsSpec(DatasetSpec):
         for files in (*self.train, *self.valid, *self.test):
             if files.form == "names" and files.names is None:
                 raise ValueError(f"{files.source}: the form `names` needs the file of names; give `names`")
+            if files.names is not None and files.form not in ("auto", "names"):
+                raise ValueError(f"{files.source}: the form `{files.form}` has no use for `names`; drop one of them")
+            if (files.source == files.target or files.form == "chat") and self.languages.count("en") != 1:
+                raise ValueError(f"{files.source}: one of the two languages of a chat is English; give `en` as one")
         return self
 
     def pair(self) -> Languages:
@@ -88,10 +93,11 @@ class DocumentsSpec(DatasetSpec):
         source, target = (
             read_documents(path, language, given.form, names) for path, language in zip(paths, self.pair(), strict=True)
         )
-        return document_part(write_aligned(source, target, paths, work, stem), paths, tokenized=self.tokenized)
+        written = write_aligned(source, target, paths, work, stem)
+        return document_part(written, paths if names is None else (*paths, names), tokenized=self.tokenized)
 
 
-def document_part(written: Written, read: tuple[Path, Path], *, tokenized: bool = False) -> Part:
+def document_part(written: Written, read: Iterable[Path], *, tokenized: bool = False) -> Part:
     """The part of a split that documents make, once they are written out."""
     return Part(
         written.source,

@@ -145,6 +145,9 @@ def site(pattern="window", transform="softmax", score="scaled_dot", backend="aut
 def test_what_it_cannot_serve_is_dense_and_says_why(asked, role, why):
     assert choose(asked, role).backend == "dense"
     assert why in choose(asked, role).why
+    if role == "cross" or not asked.pattern.sparse:  # a default for all sites, and for a budget of `inf`, too
+        assert choose(asked._replace(backend="banded"), role).backend == "dense"
+        return
     with pytest.raises(ValueError, match=why):
         choose(asked._replace(backend="banded"), role)
 

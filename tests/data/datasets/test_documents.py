@@ -47,7 +47,8 @@ def test_sentences_are_joined_within_their_document(given, prepared) -> None:
 def test_a_small_block_cuts_documents(given, prepared) -> None:
     give(given, "a", 6)
     data = prepared(dataset(hold_every=3), block=12)
-    assert all(len(ids) < 12 for ids in data.split("train").ids.source)
+    sources = data.split("train").ids.source
+    assert all(len(sources[line]) < 12 for line in range(len(sources)))
     assert list(data.split("train").documents).count("train-0/1") > 1
 
 
@@ -98,6 +99,34 @@ def test_files_that_changed_are_prepared_again(given, prepared, tmp_path) -> Non
     assert len(prepared(dataset(hold_every=3)).split("train")) == 3
 
 
+def test_names_are_part_of_what_it_is_made_from(given, prepared, caplog) -> None:
+    given.text("a.de", "".join(f"de {number}\n" for number in range(9)))
+    given.text("a.en", "".join(f"en {number}\n" for number in range(9)))
+    given.text("ids", "".join(f"{number // 2}\n" for number in range(9)))
+    named = dataset(train=[{**TRAIN, "names": "ids"}], hold_every=3)
+    data = prepared(named)
+    assert [entry["name"] for entry in data.manifest["sources"]] == ["a.de", "a.en", "ids"]
+    assert list(data.split("valid").documents) == ["train-0/2"]
+    prepared(named)
+    assert "preparing again" not in caplog.text
+
+
+def test_held_documents_are_whole(given, prepared) -> None:
+    """The bounds of training text do not apply to them."""
+    for end in ("de", "en"):
+        given.text(f"a.{end}", "".join(f"<d>\nd{document} {end}\nlong long long {end}\n" for document in range(3)))
+    data = prepared(dataset(hold_every=3), max_length=3)
+    assert data.split("train").source[0] == "d0 de"
+    assert data.split("test").source[0] == "d1 de <sep> long long long de"
+    assert data.split("valid").source[0] == "d2 de <sep> long long long de"
+
+
+def test_too_few_documents_to_hold_any_out_are_counted(given, prepared) -> None:
+    give(given, "a", 2)
+    with pytest.raises(DataError, match=r"2 documents, was held out for valid; lower dataset\.hold_every"):
+        prepared(dataset(hold_every=3))
+
+
 def test_what_is_wrong_is_said(given, prepared) -> None:
     with pytest.raises(DataError, match=r"no file .*a\.de"):
         prepared(dataset())
@@ -105,6 +134,11 @@ def test_what_is_wrong_is_said(given, prepared) -> None:
         Recipe.model_validate({"dataset": dataset(train=[{**TRAIN, "form": "names"}])})
     with pytest.raises(ValidationError, match="does not say where a document ends"):
         Recipe.model_validate({"dataset": "multi30k-de-en", "block": 512})
+    with pytest.raises(ValidationError, match="has no use for `names`"):
+        Recipe.model_validate({"dataset": dataset(train=[{**TRAIN, "form": "blank", "names": "ids"}])})
+    chat = {"source": "a.json", "target": "a.json"}
+    with pytest.raises(ValidationError, match="of a chat is English"):
+        Recipe.model_validate({"dataset": dataset(languages=["de", "fr"], train=[chat])})
 
 
 @pytest.mark.parametrize(("kind", "folder"), [("ted-doc", "IWSLT2017"), ("nc-doc", "NC-2016")])
