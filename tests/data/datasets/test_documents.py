@@ -46,9 +46,9 @@ def test_sentences_are_joined_within_their_document(given, prepared) -> None:
 
 def test_a_small_block_cuts_documents(given, prepared) -> None:
     give(given, "a", 6)
-    data = prepared(dataset(hold_every=3), block=12)
+    data = prepared(dataset(hold_every=3), block=8)
     sources = data.split("train").ids.source
-    assert all(len(sources[line]) < 12 for line in range(len(sources)))
+    assert all(len(sources[line]) < 8 for line in range(len(sources)))
     assert list(data.split("train").documents).count("train-0/1") > 1
 
 
