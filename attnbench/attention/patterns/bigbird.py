@@ -31,9 +31,7 @@ class BigBirdSpec(DrawnSpec):
 
     def layout(self, role: Role, layer: int = 0, *, lengths: Int[Tensor, "B"] | None = None, seed: int = 0) -> Layout:
         fixed = self._fixed(role)
-        first, last = reach(fixed.window, causal=fixed.causal) if fixed.window else (0, -1)
-        extent = Extent(first, last, tokens=fixed.tokens)
-        return Layout(fixed, extent, self._draw(fixed, role, layer, lengths, seed))
+        return Layout(fixed, fixed.extent, self._draw(fixed, role, layer, lengths, seed))
 
     def _fixed(self, role: Role) -> _Fixed:
         self.require()
@@ -41,18 +39,23 @@ class BigBirdSpec(DrawnSpec):
         return _Fixed(n // 2, n // 4, role == "decoder_self")
 
     def _draw(self, fixed: _Fixed, role: Role, layer: int, lengths: Int[Tensor, "B"] | None, seed: int) -> Drawn:
-        return self.draw((self.n or 1) - fixed.window - fixed.tokens, seed, role, layer, lengths, outside=fixed)
+        return self.draw((self.n or 1) - fixed.window - fixed.tokens, seed, role, layer, lengths, fixed.extent)
 
 
 _GLOBAL, _WINDOW = GlobalSpec(), WindowSpec()
 
 
 class _Fixed(NamedTuple):
-    """The rule of the window and of the first positions; equal ones are one, for the draws that are kept."""
+    """The rule of the window and of the first positions."""
 
     window: int
     tokens: int
     causal: bool
+
+    @property
+    def extent(self) -> Extent:
+        first, last = reach(self.window, causal=self.causal) if self.window else (0, -1)
+        return Extent(first, last, tokens=self.tokens)
 
     def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         near = _GLOBAL.near(q, k, self.tokens, causal=self.causal) if self.tokens else k < 0

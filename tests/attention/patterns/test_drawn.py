@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from attnbench.attention import build_pattern
-from attnbench.attention.patterns import _drawn
 from attnbench.attention.patterns.base import dense, patterns
+from attnbench.attention.patterns.bigbird import BigBirdSpec
 from attnbench.attention.patterns.random import RandomSpec
 from attnbench.attention.types import Positions, Role
 
@@ -119,25 +119,16 @@ def test_a_draw_from_unknown_keys_is_refused():
             patterns.get(name).model_validate({"n": 2}).mask_mod("encoder_self")
 
 
-def test_tables_are_kept_up_to_a_number_of_bytes(monkeypatch):
-    monkeypatch.setattr(_drawn, "_KEPT", 3 * 2 * 64 * 4 * 4)
-    monkeypatch.setattr(_drawn, "_tables", {})
-    drawn = RandomSpec(n=4).layout("encoder_self", lengths=torch.tensor([9, 20, 30, 40, 9])).draw
-    assert drawn is not None
-    keys, there = drawn.keys(40, 2, torch.device("cpu"))
-    assert len(_drawn._tables) == 3
-    again, _ = drawn.keys(40, 2, torch.device("cpu"))
-    assert torch.equal(keys, again)
-    assert there.all()
-
-
 def test_the_list_of_keys_is_what_the_rule_allows():
     lengths = torch.tensor([3, 17])
-    for role, given in (("encoder_self", lengths), ("decoder_self", None)):
-        spec = RandomSpec(n=5)
+    cases = [(spec, role) for spec in (RandomSpec(n=5), BigBirdSpec(n=12)) for role in SELF]
+    for spec, role in cases:
+        given = lengths if role == "encoder_self" else None
         rule = dense(spec.mask_mod(role, 1, lengths=given, seed=7), Positions(torch.arange(17), torch.arange(17)), 2, 2)
-        draw = spec.layout(role, 1, lengths=given, seed=7).draw
+        fixed, _, draw = spec.layout(role, 1, lengths=given, seed=7)
         assert draw is not None
         keys, there = draw.keys(17, 2, torch.device("cpu"))
         listed = torch.zeros(len(keys), 2, 17, 18, dtype=torch.bool).scatter(-1, torch.where(there, keys, 17), True)
-        assert torch.equal(listed[..., :17].expand_as(rule), rule)
+        at = Positions(torch.arange(17), torch.arange(17))
+        assert torch.equal((listed[..., :17] | dense(fixed, at)).expand_as(rule), rule)
+        assert not (listed[..., :17] & dense(fixed, at)).any()
