@@ -3,8 +3,9 @@
     OMP_NUM_THREADS=2 python experiments/extremely_sparse/cost_against_length.py --out FOLDER
 
 From projected queries, keys and values to contexts; the projections, which every method has alike, are left out.
-Methods take turns; shown are medians. Peak memory is that of a process of its own for each method and length, above
-what it held before. The exponent is the slope of log time over log length. The picture needs matplotlib.
+Methods take turns, each with a pass that is not timed before one that is; shown are medians. Peak memory is that of a
+process of its own for each method and length, above what it held before. The exponent is the slope of log time over
+log length. The picture needs matplotlib.
 """
 
 from __future__ import annotations
@@ -128,12 +129,12 @@ def measure(lengths: list[int], rounds: int) -> dict[str, dict[int, float]]:
     taken: dict[tuple[str, int], list[float]] = defaultdict(list)
     for length in lengths:
         runs = {name: pass_over(name, length) for name in METHODS}
-        for round_ in range(rounds + 1):
+        for _ in range(rounds):
             for name, run in runs.items():
+                run()  # what came before may have left no memory at hand
                 started = time.perf_counter()
                 run()
-                if round_:  # the first one warms up, and draws what is drawn
-                    taken[name, length].append(time.perf_counter() - started)
+                taken[name, length].append(time.perf_counter() - started)
         print(f"length {length} timed", file=sys.stderr)
     return {name: {length: statistics.median(taken[name, length]) for length in lengths} for name in METHODS}
 
