@@ -64,12 +64,11 @@ def attend(
     A layout with near keys or first positions is one of self-attention: Q = K.
     """
     count, extent = query.shape[2], layout.extent
-    near = extent.first <= extent.last
-    asked = Asked(_fill(query, _tile(extent)) if near else query, keys, values, score, valid)
+    asked = Asked(_fill(query, _tile(extent)) if extent.near else query, keys, values, score, valid)
     groups: list[Group] = []
     if extent.tokens:
         groups.append(_first_positions(asked, layout))
-    if near:
+    if extent.near:
         groups.append(_neighbours(asked, layout))
     if layout.draw is not None:
         groups.append(_drawn(asked, layout.draw))
@@ -87,7 +86,7 @@ def pays_from(layout: Layout) -> int:
     """From how many positions on this takes less time than all scores, forward and backward, on a CPU (measured)."""
     extent, drawn = layout.extent, 0 if layout.draw is None else layout.draw.n
     reached = 0 if extent.block else max(0, -extent.first) + max(0, extent.last)
-    visited = (_tile(extent) + reached if extent.first <= extent.last else 0) + extent.tokens + _DRAWN * drawn
+    visited = (_tile(extent) + reached if extent.near else 0) + extent.tokens + _DRAWN * drawn
     return 2 * visited
 
 

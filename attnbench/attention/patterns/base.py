@@ -37,6 +37,11 @@ class Extent(NamedTuple):
     block: int = 0
     tokens: int = 0
 
+    @property
+    def near(self) -> bool:
+        """Whether there are keys around a row."""
+        return self.first <= self.last
+
 
 class Layout(NamedTuple):
     """A pattern for a path that visits no other keys than its own. rule: elementwise, of all but what is drawn."""
