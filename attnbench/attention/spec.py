@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from attnbench.attention.backends.base import Backend, choose
+from attnbench.attention.backends.base import choose
 from attnbench.attention.biases.base import BiasField
 from attnbench.attention.coverage.base import CoverageField
 from attnbench.attention.modules.base import Attention, ModuleField, Site, Stage, modules
@@ -23,7 +23,7 @@ from attnbench.attention.scores.base import ScoreField
 from attnbench.attention.scores.dot import ScaledDotSpec
 from attnbench.attention.transforms.base import TransformField, TransformSpec
 from attnbench.attention.transforms.softmax import SoftmaxSpec
-from attnbench.attention.types import ROLES, Dims, Role
+from attnbench.attention.types import ROLES, Backend, Dims, Role
 from attnbench.core.spec import Spec
 
 Budget = int | Literal["inf"]

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from attnbench.core.errors import DataError
 from attnbench.data.base import Batch, Cursor
 from attnbench.data.batching import Ids, TrainStream, eval_batches
+from attnbench.data.blocks import join_sentences, split_sentences
 from attnbench.data.build import SIDES, line_cleaner
 from attnbench.data.datasets.base import Languages
 from attnbench.data.prepare import check_files, read_manifest
 from attnbench.data.recipe import Recipe
 from attnbench.data.store import IdLists, TextLines
 from attnbench.data.text import moses_detokenize
-from attnbench.data.tokenizers._separated import join_sentences, split_sentences
 from attnbench.data.tokenizers.base import Vocabulary
 
 

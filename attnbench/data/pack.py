@@ -8,10 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from attnbench.data.blocks import join_sentences
 from attnbench.data.special import SEPARATOR
 from attnbench.data.store import TextLines, TextWriter
 from attnbench.data.text import chunks
-from attnbench.data.tokenizers._separated import join_sentences
 from attnbench.data.tokenizers.base import Vocabulary
 
 log = logging.getLogger("attnbench")

@@ -7,8 +7,8 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from attnbench.data.blocks import split_sentences
 from attnbench.data.corpus import Data
-from attnbench.data.tokenizers._separated import split_sentences
 from attnbench.metrics.bleu import BleuKind, Score, corpus_bleu, corpus_chrf
 from attnbench.metrics.documents import joined, matched
 from attnbench.tasks.base import Metrics, tasks
@@ -56,13 +56,13 @@ class Documents(PairTask):
         sentences = [matched(found, len(those)) for found, those in zip(decoded, wanted, strict=True)]
         raw = [self._sentences(line) for line in data.split(split).references]
         cased: BleuKind = "13a_lc" if self.spec.lowercase else "13a"
-        whole = self._joined(decoded, documents)
+        whole = _whole(decoded, documents)
         plain = data.detokenize(whole)
-        plain_sentences = data.detokenize([sentence for block in sentences for sentence in block])
-        references = self._joined(raw, documents)
+        plain_sentences = data.detokenize(_all(sentences))
+        references = _whole(raw, documents)
         lowered = [line.lower() for line in references] if self.spec.lowercase else references
         scores = {
-            "d_bleu": corpus_bleu(whole, self._joined(wanted, documents), self.spec.bleu),
+            "d_bleu": corpus_bleu(whole, _whole(wanted, documents), self.spec.bleu),
             "d_bleu_13a": corpus_bleu(plain, references, cased),
             "s_bleu": corpus_bleu(_all(sentences), _all(wanted), self.spec.bleu),
             "s_bleu_13a": corpus_bleu(plain_sentences, _all(raw), cased),
@@ -81,7 +81,7 @@ class Documents(PairTask):
     def texts(self, data: Data, split: str) -> dict[str, list[str]]:
         documents, pairs = self._documents(data, split), data.split(split)
         sides = {"ref.txt": pairs.target, "src.txt": pairs.source}
-        return {name: self._joined([self._sentences(line) for line in side], documents) for name, side in sides.items()}
+        return {name: _whole([self._sentences(line) for line in side], documents) for name, side in sides.items()}
 
     def written(self, data: Data, lines: list[str]) -> list[str]:
         return data.detokenize(lines)
@@ -95,12 +95,13 @@ class Documents(PairTask):
         assert documents is not None  # as of every corpus that says where they end
         return list(documents)
 
-    def _joined(self, blocks: Sequence[Sequence[str]], documents: Sequence[str]) -> list[str]:
-        return joined([_flat(block) for block in blocks], documents)
-
 
 def _flat(sentences: Sequence[str]) -> str:
     return " ".join(filter(None, sentences))
+
+
+def _whole(blocks: Sequence[Sequence[str]], documents: Sequence[str]) -> list[str]:
+    return joined([_flat(block) for block in blocks], documents)
 
 
 def _all(blocks: Sequence[Sequence[str]]) -> list[str]:

@@ -11,8 +11,6 @@ from attnbench.attention.backends.banded import pays_from
 from attnbench.attention.modules.base import Site
 from attnbench.attention.types import Role
 
-Backend = Literal["auto", "dense", "banded"]
-
 
 class Choice(NamedTuple):
     """What full passes of one site go through. since: the fewest positions with which they do; below, it is dense."""

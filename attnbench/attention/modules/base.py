@@ -13,7 +13,7 @@ from attnbench.attention.coverage.base import CoverageSpec
 from attnbench.attention.patterns.base import PatternSpec
 from attnbench.attention.scores.base import ScoreSpec
 from attnbench.attention.transforms.base import TransformSpec
-from attnbench.attention.types import AttentionOutput, Dims, History, Memory, Positions, Role
+from attnbench.attention.types import AttentionOutput, Backend, Dims, History, Memory, Positions, Role
 from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec
 
@@ -83,7 +83,7 @@ class Site(NamedTuple):
     sparsify: Literal["train", "both"] = "both"
     bias: BiasSpec | None = None
     coverage: CoverageSpec | None = None
-    backend: Literal["auto", "dense", "banded"] = "auto"
+    backend: Backend = "auto"
 
     @property
     def spends(self) -> bool:

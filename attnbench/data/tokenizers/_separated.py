@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from attnbench.data.blocks import join_sentences, split_sentences
 from attnbench.data.special import SEPARATOR
 from attnbench.data.tokenizers.base import Vocabulary
 
@@ -45,19 +46,3 @@ class Separated:
 
     def save(self, path: Path) -> None:
         self._inner.save(path)
-
-
-def split_sentences(block: str) -> list[str]:
-    """The sentences of a line; one without a separator is one sentence."""
-    sentences: list[list[str]] = [[]]
-    for word in block.split():
-        if word == SEPARATOR:
-            sentences.append([])
-        else:
-            sentences[-1].append(word)
-    return [" ".join(sentence) for sentence in sentences]
-
-
-def join_sentences(sentences: Sequence[str]) -> str:
-    """One line; a sentence may be empty."""
-    return f" {SEPARATOR} ".join(sentences).strip()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from attnbench.data.tokenizers._separated import Separated, join_sentences, split_sentences
+from attnbench.data.blocks import split_sentences
+from attnbench.data.tokenizers._separated import Separated
 from attnbench.data.tokenizers.bpe import BpeSpec
 
 TEXT = ["ein haus und ein hof", "die katze schläft im haus", "das haus ist alt"] * 3
@@ -26,9 +27,3 @@ def test_it_is_saved_and_read_back(tmp_path):
     Separated(spec.learn(lambda: TEXT, 120)).save(tmp_path / "bpe.json")
     again = Separated(spec.load(tmp_path / "bpe.json", 120))
     assert again.decode(again.encode("die katze <sep> ein hof")) == "die katze <sep> ein hof"
-
-
-def test_sentences_come_apart_as_they_were_put_together():
-    assert split_sentences(join_sentences(["a b", "", "c"])) == ["a b", "", "c"]
-    assert split_sentences("") == [""]
-    assert split_sentences("<sep>") == ["", ""]
