@@ -80,7 +80,7 @@ def settings(
     runs: Path, jobs: int = 1, device: str | None = None, fresh: bool = False, source: Path | None = None,
     offline: bool = False,
 ) -> Settings:  # fmt: skip
-    from attnbench.data.prepare import cache_root
+    from attnbench.core.files import cache_root
     from attnbench.experiment.session import Settings
 
     bars = log_console() if sys.stderr.isatty() and logging.getLogger("attnbench").isEnabledFor(logging.INFO) else None

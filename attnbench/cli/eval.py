@@ -39,7 +39,7 @@ def evaluate(
     Example: attnbench eval CELL --align test.de test.en --gold test.gold
     """
     from attnbench.core.errors import SpecError
-    from attnbench.data.prepare import cache_root
+    from attnbench.core.files import cache_root
     from attnbench.experiment.evaluation import load_trained, score_split, translate
 
     if gold is not None and align is None:

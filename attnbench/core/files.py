@@ -23,6 +23,14 @@ _LONGEST = 1_000_000
 """Characters of a YAML text once every alias is spelt out; the longest of ours has some ten thousand."""
 
 
+def cache_root() -> Path:
+    """`$ATTNBENCH_CACHE`, else `$XDG_CACHE_HOME/attnbench`, else `~/.cache/attnbench`."""
+    own = os.environ.get("ATTNBENCH_CACHE")
+    if own:
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "attnbench"
+
+
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write `content` to `path`: a reader sees the old file or the whole new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)

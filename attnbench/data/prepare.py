@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -30,14 +29,6 @@ MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
 _TOLERANCE = 0.002
 """sacremoses is close to tokenizer.perl, not equal: published counts are met within 0.2%."""
-
-
-def cache_root() -> Path:
-    """`$ATTNBENCH_CACHE`, else `$XDG_CACHE_HOME/attnbench`, else `~/.cache/attnbench`."""
-    own = os.environ.get("ATTNBENCH_CACHE")
-    if own:
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "attnbench"
 
 
 def prepared_path(recipe: Recipe, cache: Path) -> Path:

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from attnbench.core.errors import DataError
+from attnbench.core.files import cache_root
 from attnbench.data import prepare as module
 from attnbench.data.corpus import Data
 from attnbench.data.datasets.base import datasets
-from attnbench.data.prepare import cache_root, describe_datasets, is_prepared, prepare, prepared_path, read_manifest
+from attnbench.data.prepare import describe_datasets, is_prepared, prepare, prepared_path, read_manifest
 from attnbench.data.recipe import Recipe
 
 SOURCE = ["ein haus", "das alte haus .", "ein hund und eine katze", "der hund", "zwei katzen schlafen"] * 4

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attnbench.attention.transforms import entmax15, softmax
+from attnbench.attention.transforms import _rows, entmax15, softmax
 from attnbench.attention.transforms._simplex import (
     ROUNDS,
     centre,
@@ -143,8 +143,13 @@ class LearnedEntmaxFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, excess: Tensor, valid: Tensor | None) -> Tensor:
-        masked = mask(scores, valid)
         nearly = excess <= SOFTMAX_BELOW
+        ctx.fused = _rows.serves(scores) and not bool(nearly.any())
+        if ctx.fused:
+            weights = _rows.weigh(scores, valid, _rows.Fused("entmax", excess=excess))
+            ctx.save_for_backward(weights, excess)
+            return weights
+        masked = mask(scores, valid)
         dense = softmax.weigh(masked.clone()) if bool(nearly.any()) else None
         weights = weigh(masked, excess.clamp_min(SOFTMAX_BELOW))
         if dense is not None:
@@ -156,6 +161,11 @@ class LearnedEntmaxFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         weights, excess = ctx.saved_tensors
+        if ctx.fused:
+            needs_scores, needs_alpha = ctx.needs_input_grad[:2]
+            fused = _rows.Fused("entmax", excess=excess)
+            found, alphas = _rows.pull_back(grads[0], weights, fused, to_scores=needs_scores, to_excess=needs_alpha)
+            return found, None if alphas is None else alphas.sum_to_size(excess.shape), None
         excess = excess.masked_fill(excess <= SOFTMAX_BELOW, 0.0)
         to_scores = pull_back(grads[0], slope(weights, excess)) if ctx.needs_input_grad[0] else None
         to_alpha = None

@@ -20,15 +20,21 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from attnbench.attention.transforms import _rows
+
 ROUNDS = 64
 """Bound of the root searches, which end by themselves when no threshold moves (random rows: after 4 to 7 rounds)."""
 
 
 class Normaliser(NamedTuple):
-    """weigh: masked scores, which it may overwrite -> weights. slope: weights -> q of the Jacobian."""
+    """weigh: masked scores, which it may overwrite -> weights. slope: weights -> q of the Jacobian.
+
+    fused: the compiled transform that gives the same, where there is one.
+    """
 
     weigh: Callable[[Float[Tensor, "... K"]], Float[Tensor, "... K"]]
     slope: Callable[[Float[Tensor, "... K"]], Float[Tensor, "... K"]]
+    fused: _rows.Fused | None = None
 
 
 class Rows(NamedTuple):
@@ -99,7 +105,11 @@ def heed(grad: Float[Tensor, "... K"], slope: Float[Tensor, "... K"]) -> Float[T
 class _Simplex(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, valid: Tensor | None, normaliser: Normaliser) -> Tensor:
-        weights = normaliser.weigh(mask(scores, valid))
+        ctx.fused = normaliser.fused if normaliser.fused is not None and _rows.serves(scores) else None
+        if ctx.fused is not None:
+            weights = _rows.weigh(scores, valid, ctx.fused)
+        else:
+            weights = normaliser.weigh(mask(scores, valid))
         ctx.save_for_backward(weights)
         ctx.slope = normaliser.slope
         return weights
@@ -108,6 +118,8 @@ class _Simplex(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         (weights,) = ctx.saved_tensors
+        if ctx.fused is not None:
+            return _rows.pull_back(grads[0], weights, ctx.fused)[0], None, None
         return pull_back(grads[0], ctx.slope(weights)), None, None
 
 

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from attnbench.attention.transforms._entmax import SOFTMAX_BELOW, LearnedEntmaxFunction, slope, weigh
+from attnbench.attention.transforms._rows import Fused
 from attnbench.attention.transforms._simplex import Normaliser, check_mask, normalise, widen
 from attnbench.attention.transforms.base import ScoreTransform, TransformSpec, refuse, transforms
 from attnbench.attention.transforms.entmax15 import ENTMAX15
@@ -43,7 +44,8 @@ def _normaliser(alpha: float) -> Normaliser:
     if excess <= SOFTMAX_BELOW:
         return SOFTMAX
     exact = {1.5: ENTMAX15, 2.0: SPARSEMAX}.get(alpha)
-    return exact or Normaliser(partial(weigh, excess=excess), partial(slope, excess=excess))
+    fused = Fused("entmax", excess=excess) if excess <= 1 else None
+    return exact or Normaliser(partial(weigh, excess=excess), partial(slope, excess=excess), fused)
 
 
 class LearnedEntmax(nn.Module):

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from attnbench.attention.transforms._rows import Fused
 from attnbench.attention.transforms._simplex import ROUNDS, Normaliser, centre, climb, normalise, share, spoil
 from attnbench.attention.transforms.base import ScoreTransform, TransformSpec, refuse, transforms
 from attnbench.attention.types import Dims
@@ -55,7 +56,7 @@ def slope(weights: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:
     return weights.sqrt()
 
 
-ENTMAX15 = Normaliser(weigh, slope)
+ENTMAX15 = Normaliser(weigh, slope, Fused("entmax15"))
 
 
 @transforms.register

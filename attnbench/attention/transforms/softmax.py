@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from attnbench.attention.transforms._rows import Fused
 from attnbench.attention.transforms._simplex import Normaliser, centre, normalise, share
 from attnbench.attention.transforms.base import ScoreTransform, TransformSpec, refuse, transforms
 from attnbench.attention.types import Dims
@@ -33,7 +34,7 @@ def slope(weights: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:
     return weights
 
 
-SOFTMAX = Normaliser(weigh, slope)
+SOFTMAX = Normaliser(weigh, slope, Fused("softmax"))
 
 
 @transforms.register

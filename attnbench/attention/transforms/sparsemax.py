@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from attnbench.attention.transforms._rows import Fused
 from attnbench.attention.transforms._simplex import ROUNDS, Normaliser, centre, climb, normalise, share, spoil
 from attnbench.attention.transforms.base import ScoreTransform, TransformSpec, refuse, transforms
 from attnbench.attention.types import Dims
@@ -47,7 +48,7 @@ def slope(weights: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:
     return weights.ceil()  # of NaN it is NaN; the sign would be 0
 
 
-SPARSEMAX = Normaliser(weigh, slope)
+SPARSEMAX = Normaliser(weigh, slope, Fused("sparsemax"))
 
 
 @transforms.register

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from attnbench.attention.transforms._rows import Fused
 from attnbench.attention.transforms._simplex import Normaliser, centre, check_mask, normalise, share
 from attnbench.attention.transforms.base import ScoreTransform, TransformSpec, refuse, transforms
 from attnbench.attention.transforms.softmax import SOFTMAX, slope
@@ -57,7 +58,8 @@ def topk(
     if ratio is None and (not k or k >= scores.shape[-1]):
         return normalise(scores, valid, SOFTMAX)
     weigh = partial(_weigh, k=k, ratio=ratio, at_least=at_least, ties=ties, keep=keep)
-    return normalise(scores, valid, Normaliser(weigh, slope))
+    plain = k is not None and ties == "threshold" and keep is None
+    return normalise(scores, valid, Normaliser(weigh, slope, Fused("topk", k or 0) if plain else None))
 
 
 def _weigh(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attnbench.attention.patterns.base import PatternSpec
 from attnbench.attention.patterns.window import WindowSpec
+from attnbench.attention.transforms._rows import Fused
 from attnbench.attention.transforms._simplex import Normaliser, centre, check_mask, mask, normalise, share
 from attnbench.attention.transforms.base import ScoreTransform, TransformSpec, refuse, transforms
 from attnbench.attention.transforms.softmax import slope
@@ -37,7 +38,8 @@ def topk_oow(
     check_mask("keep", keep, scores)
     if k < 1:
         raise ValueError(f"topk_oow keeps k >= 1 keys outside the window, not {k}")
-    return normalise(scores, valid, Normaliser(partial(_weigh, k=k, keep=keep), slope))
+    fused = Fused("topk", min(k, scores.shape[-1]), keep)
+    return normalise(scores, valid, Normaliser(partial(_weigh, k=k, keep=keep), slope, fused))
 
 
 def _weigh(masked: Float[Tensor, "... K"], *, k: int, keep: Bool[Tensor, "..."] | None) -> Float[Tensor, "... K"]:

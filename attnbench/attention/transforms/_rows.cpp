@@ -1,0 +1,737 @@
+// The transforms of _simplex.py for rows in memory, forward and backward, each row read and written once.
+//
+// A block is n vectors of W lanes, P successive lanes a row: with P = 1 a vector holds the same key of W rows (short rows:
+// no sum goes across lanes), with P = W successive keys of one (long rows: nothing is turned about). The searches below
+// are written once for all P.
+// Dead keys hold -inf. A spoilt row (NaN or +inf at a living key) is searched as a row of equal scores and then made NaN.
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+namespace {
+
+struct Float {
+    using T = float;
+    using I = int32_t;
+    using U = uint32_t;
+    static constexpr int W = 16;
+};
+struct Double {
+    using T = double;
+    using I = int64_t;
+    using U = uint64_t;
+    static constexpr int W = 8;
+};
+template <class F> struct Vec {
+    typedef typename F::T V __attribute__((vector_size(64)));
+    typedef typename F::I M __attribute__((vector_size(64)));
+    typedef typename F::T Loose __attribute__((vector_size(64), aligned(sizeof(typename F::T)), may_alias));
+    typedef uint8_t Bytes __attribute__((vector_size(F::W), aligned(1), may_alias));
+};
+template <class F> using V = typename Vec<F>::V;
+template <class F> using M = typename Vec<F>::M;
+
+template <class F> inline V<F> all(typename F::T value) { return value - V<F>{}; }
+template <class F> inline V<F> load(const typename F::T* at) { return *(const typename Vec<F>::Loose*)at; }
+template <class F> inline void store(typename F::T* at, V<F> value) { *(typename Vec<F>::Loose*)at = value; }
+template <class F> inline V<F> larger(V<F> a, V<F> b) { return a > b ? a : b; }
+template <class F> inline V<F> smaller(V<F> a, V<F> b) { return a < b ? a : b; }
+template <class F> constexpr typename F::T INF = std::numeric_limits<typename F::T>::infinity();
+template <class F> constexpr typename F::T TINY = std::numeric_limits<typename F::T>::min();
+template <class F> constexpr typename F::T EPS = std::numeric_limits<typename F::T>::epsilon();
+
+// ---- sums over the keys of a row, in every lane that belongs to it
+
+template <int S, class X, int... L> inline X swapped(X x, std::integer_sequence<int, L...>) {
+    return __builtin_shufflevector(x, x, (L ^ S)...);
+}
+template <class F, int P, class X, class Join> inline X fold(X x, Join join) {
+    constexpr std::make_integer_sequence<int, F::W> lanes{};
+    if constexpr (P > 8) x = join(x, swapped<8>(x, lanes));
+    if constexpr (P > 4) x = join(x, swapped<4>(x, lanes));
+    if constexpr (P > 2) x = join(x, swapped<2>(x, lanes));
+    if constexpr (P > 1) x = join(x, swapped<1>(x, lanes));
+    return x;
+}
+template <class F, int P, class X> inline X sum(X x) {
+    return fold<F, P>(x, [](X a, X b) { return a + b; });
+}
+template <class F, int P> inline V<F> most(V<F> x) { return fold<F, P>(x, larger<F>); }
+template <class F, int P> inline bool any(M<F> x) {  // where all lanes are one row's they hold the same
+    if constexpr (P < F::W) x = fold<F, F::W>(x, [](M<F> a, M<F> b) { return a | b; });
+    return x[0] != 0;
+}
+
+// ---- exponential and logarithm of N vectors in step, since one alone waits for its own results: polynomials in float,
+// to 2 ulp; the library's in double
+
+template <int N, class X, size_t D> inline void horner(X* p, const X* x, const float (&coefficients)[D]) {
+    for (int i = 0; i < N; ++i) p[i] = all<Float>(coefficients[0]);
+    for (size_t d = 1; d < D; ++d)
+        for (int i = 0; i < N; ++i) p[i] = p[i] * x[i] + coefficients[d];
+}
+
+template <int N = 1> inline void power(V<Float>* x) {
+    constexpr float terms[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
+                               4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
+    M<Float> n[N];
+    V<Float> r[N], p[N];
+    for (int i = 0; i < N; ++i) {
+        V<Float> kept = smaller<Float>(larger<Float>(x[i], all<Float>(-87.3f)), all<Float>(88.3f));
+        V<Float> turns = kept * 1.44269504f;
+        n[i] = __builtin_convertvector(turns + (kept < 0 ? all<Float>(-0.5f) : all<Float>(0.5f)), M<Float>);
+        V<Float> whole = __builtin_convertvector(n[i], V<Float>);
+        r[i] = kept - whole * 0.693359375f + whole * 2.12194440e-4f;
+    }
+    horner<N>(p, r, terms);
+    for (int i = 0; i < N; ++i) {
+        M<Float> bits = (n[i] + 127) << 23;
+        V<Float> scale;
+        std::memcpy(&scale, &bits, sizeof scale);
+        x[i] = x[i] < -87.3f ? V<Float>{} : (p[i] * r[i] * r[i] + r[i] + 1.0f) * scale;
+    }
+}
+template <int N = 1> inline void power(V<Double>* x) {
+    for (int i = 0; i < N; ++i)
+        for (int lane = 0; lane < Double::W; ++lane) x[i][lane] = std::exp(x[i][lane]);
+}
+
+// of positive normal numbers
+template <int N = 1> inline void logarithm(V<Float>* x) {
+    constexpr float terms[] = {7.0376836292e-2f,  -1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f,
+                               -1.6668057665e-1f, 2.0000714765e-1f,  -2.4999993993e-1f, 3.3333331174e-1f};
+    V<Float> m[N], p[N], whole[N];
+    for (int i = 0; i < N; ++i) {
+        M<Float> bits;
+        std::memcpy(&bits, &x[i], sizeof bits);
+        M<Float> n = (bits >> 23) - 126;
+        bits = (bits & 0x007fffff) | 0x3f000000;  // [1/2, 1)
+        std::memcpy(&m[i], &bits, sizeof bits);
+        M<Float> low = m[i] < 0.707106781f;
+        whole[i] = __builtin_convertvector(n + low, V<Float>);  // a true lane is -1
+        m[i] = (low ? m[i] + m[i] : m[i]) - 1.0f;
+    }
+    horner<N>(p, m, terms);
+    for (int i = 0; i < N; ++i) {
+        V<Float> z = m[i] * m[i];
+        x[i] = m[i] + (p[i] * m[i] * z + whole[i] * -2.12194440e-4f - z * 0.5f) + whole[i] * 0.693359375f;
+    }
+}
+template <int N = 1> inline void logarithm(V<Double>* x) {
+    for (int i = 0; i < N; ++i)
+        for (int lane = 0; lane < Double::W; ++lane) x[i][lane] = std::log(x[i][lane]);
+}
+
+template <class X> inline X power_of(X x) {
+    power<1>(&x);
+    return x;
+}
+template <class F> inline V<F> log_of(V<F> x) {
+    x = larger<F>(x, all<F>(TINY<F>));
+    logarithm<1>(&x);
+    return x;
+}
+
+// e^u - 1: the error that the exponential makes near 1 is divided out again (Kahan)
+template <class F> inline V<F> expm1(V<F> u) {
+    V<F> moved = power_of(u), found = (moved - 1) * (u / log_of<F>(moved));
+    return moved == 1 ? u : found;
+}
+
+// the numbers above `bound` of n vectors, and where they stand; `to` and `place` have room for a vector more
+template <class F> int pack(const V<F>* x, int n, typename F::T bound, typename F::T* to, int32_t* place, F) {
+    int kept = 0;
+    for (int i = 0; i < n * F::W; ++i) {
+        typename F::T value = x[i / F::W][i % F::W];
+        to[kept] = value;
+        place[kept] = i;
+        kept += value > bound;
+    }
+    return kept;
+}
+#ifdef __AVX512F__
+inline int pack(const V<Float>* x, int n, float bound, float* to, int32_t* place, Float) {
+    int kept = 0;
+    __m512i at = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    for (int j = 0; j < n; ++j) {
+        __mmask16 above = _mm512_cmp_ps_mask((__m512)x[j], _mm512_set1_ps(bound), _CMP_GT_OQ);
+        _mm512_storeu_ps(to + kept, _mm512_maskz_compress_ps(above, (__m512)x[j]));
+        _mm512_storeu_si512(place + kept, _mm512_maskz_compress_epi32(above, at));
+        kept += __builtin_popcount(above);
+        at = _mm512_add_epi32(at, _mm512_set1_epi32(16));
+    }
+    return kept;
+}
+#endif
+
+// ---- one block
+
+constexpr int ROUNDS = 64;
+constexpr int STEP = 4;  // vectors at a time where a function of each is dear
+
+template <class F, int P> struct Block {
+    V<F>* x;  // scores, then weights
+    V<F>* other;  // room for n vectors more, and as much again for a block of few
+    int n;
+    const int32_t* places = nullptr;  // of a block of few: where its scores stood
+    int kept = 0;
+
+    V<F> top() const {
+        V<F> found = x[0];
+        for (int j = 1; j < n; ++j) found = larger<F>(found, x[j]);
+        return most<F, P>(found);
+    }
+
+    // scores minus the largest; of a spoilt row 0 at living keys
+    void centre(V<F> top) {
+        M<F> spoilt = top == INF<F>;
+        V<F> by = top == -INF<F> ? V<F>{} : top;
+        if (any<F, P>(spoilt)) {
+            for (int j = 0; j < n; ++j) {
+                V<F> flat = x[j] > -INF<F> ? V<F>{} : all<F>(-INF<F>);
+                x[j] = spoilt ? flat : x[j] - by;
+            }
+        } else {
+            for (int j = 0; j < n; ++j) x[j] -= by;
+        }
+    }
+
+    // scores made exponentials; their sum in each lane
+    V<F> power_all() const {
+        V<F> total{};
+        int j = 0;
+        for (; j + STEP <= n; j += STEP) {
+            power<STEP>(x + j);
+            for (int i = j; i < j + STEP; ++i) total += x[i];
+        }
+        for (; j < n; ++j) total += x[j] = power_of(x[j]);
+        return total;
+    }
+
+    // masses made to sum to 1; NaN where the row is spoilt
+    void share(V<F> total, V<F> top) {
+        V<F> scale = 1 / larger<F>(total, all<F>(TINY<F>));
+        for (int j = 0; j < n; ++j) x[j] *= scale;
+        M<F> spoilt = top == INF<F>;
+        if (any<F, P>(spoilt))
+            for (int j = 0; j < n; ++j) x[j] = (spoilt & (x[j] > 0)) ? all<F>(std::nan("")) : x[j];
+    }
+
+    // the centred scores above `bound` of each row alone, the others having no weight in any case
+    Block above(V<F> bound) const {
+        if constexpr (P < F::W) return *this;
+        using T = typename F::T;
+        T* to = (T*)(other + n);
+        int32_t* place = (int32_t*)(other + 2 * n + 1);
+        int kept = pack(x, n, bound[0], to, place, F{});
+        int vectors = (kept + F::W - 1) / F::W;
+        for (int i = kept; i < vectors * F::W; ++i) to[i] = -INF<F>;
+        return {(V<F>*)to, other, vectors, place, kept};
+    }
+    // their weights put where the scores were
+    void place(const Block& few) const {
+        if constexpr (P < F::W) return;
+        using T = typename F::T;
+        for (int j = 0; j < n; ++j) x[j] = V<F>{};
+        for (int i = 0; i < few.kept; ++i) ((T*)x)[few.places[i]] = ((const T*)few.x)[i];
+    }
+
+    // a threshold that only climbs: true when no lane moved
+    static bool climb(V<F>& threshold, V<F> step) {
+        step = step > 0 ? step : V<F>{};  // NaN in rows without a living key
+        threshold += step;
+        return !any<F, P>(step > 8 * EPS<F>);
+    }
+};
+
+
+template <class F, int P> void softmax(Block<F, P> b, V<F> top) {
+    b.centre(top);
+    b.share(sum<F, P>(b.power_all()), top);
+}
+
+// A number t with the k largest living scores of `from` at or above it and no other, ties with the k-th included;
+// -inf where there are no more than k. By section, until the count is k or no number lies between the bounds; one row
+// alone would wait for each count, so it tries three numbers at a time. top: the largest score, which is told.
+template <class F, int P> V<F> kth(const V<F>* from, int n, typename F::I k, V<F>& top) {
+    using T = typename F::T;
+    constexpr int TRIES = P == F::W ? 3 : 1;
+    constexpr T parts = TRIES + 1;
+    V<F> bottom = all<F>(INF<F>);
+    M<F> living{};
+    top = all<F>(-INF<F>);
+    for (int j = 0; j < n; ++j) {
+        M<F> lives = from[j] > -INF<F>;
+        living -= lives;
+        top = larger<F>(top, from[j]);
+        bottom = lives ? smaller<F>(bottom, from[j]) : bottom;
+    }
+    top = most<F, P>(top);
+    V<F> low = -most<F, P>(-bottom), high = top;  // k are at or above `low`, fewer above `high`
+    M<F> few = (sum<F, P>(living) <= k) | (top == INF<F>), open = ~few;
+    V<F> t[TRIES];
+    for (int i = 0; i < TRIES; ++i) t[i] = i + 1 < TRIES ? low * ((TRIES - i) / parts) + high * ((i + 1) / parts) : top;
+    while (any<F, P>(open)) {
+        M<F> count[TRIES] = {};
+        for (int j = 0; j < n; ++j)
+            for (int i = 0; i < TRIES; ++i) count[i] -= from[j] >= t[i];
+        M<F> met{};
+        for (int i = 0; i < TRIES; ++i) {  // from below
+            count[i] = sum<F, P>(count[i]);
+            low = (open & (count[i] >= k)) ? t[i] : low;
+            met |= count[i] == k;
+        }
+        for (int i = TRIES - 1; i >= 0; --i) high = (open & (count[i] < k)) ? t[i] : high;
+        for (int i = 0; i < TRIES; ++i) t[i] = low * ((TRIES - i) / parts) + high * ((i + 1) / parts);
+        V<F> middle = t[TRIES / 2];
+        open &= ~met & (middle > low) & (middle < high);
+    }
+    return few ? all<F>(-INF<F>) : low;
+}
+
+// Softmax over the k best. keep: where it is positive a key is attended in any case, and the k best are those of the
+// others.
+template <class F, int P> void topk(Block<F, P> b, typename F::I k, const V<F>* keep) {
+    V<F> top, t;
+    if (keep) {
+        for (int j = 0; j < b.n; ++j) b.other[j] = keep[j] > 0 ? all<F>(-INF<F>) : b.x[j];
+        t = kth<F, P>(b.other, b.n, k, top);
+        top = b.top();
+        t = top == INF<F> ? all<F>(-INF<F>) : t;  // a spoilt row is spoilt at all its living keys
+        for (int j = 0; j < b.n; ++j) b.x[j] = ((b.x[j] >= t) | (keep[j] > 0)) ? b.x[j] : all<F>(-INF<F>);
+    } else {
+        t = kth<F, P>(b.x, b.n, k, top);
+        for (int j = 0; j < b.n; ++j) b.x[j] = b.x[j] >= t ? b.x[j] : all<F>(-INF<F>);
+    }
+    softmax(b, top);
+}
+
+// Newton's method on sum [d - tau]_+ = 1 from below: it never overshoots (Michelot's rounds)
+template <class F, int P> V<F> threshold2(const V<F>* x, int n) {
+    V<F> tau = all<F>(-1);
+    for (int round = 0; round < ROUNDS; ++round) {
+        V<F> mass{};
+        M<F> support{};
+        for (int j = 0; j < n; ++j) {
+            V<F> above = x[j] - tau;
+            M<F> in = above > 0;
+            mass += in ? above : V<F>{};
+            support -= in;
+        }
+        mass = sum<F, P>(mass);
+        V<F> count = __builtin_convertvector(sum<F, P>(support), V<F>);
+        if (Block<F, P>::climb(tau, (mass - 1) / count)) break;
+    }
+    return tau;
+}
+
+template <class F, int P> void sparsemax(Block<F, P> b) {
+    V<F> top = b.top(), total{};
+    b.centre(top);
+    V<F> tau = threshold2<F, P>(b.x, b.n);
+    for (int j = 0; j < b.n; ++j) total += b.x[j] = larger<F>(b.x[j] - tau, V<F>{});
+    b.share(sum<F, P>(total), top);
+}
+
+template <class F> inline V<F> root(V<F> x) {
+    for (int lane = 0; lane < F::W; ++lane) x[lane] = std::sqrt(x[lane]);
+    return x;
+}
+
+// tau of half the centred scores: Newton's method on the norm of [d/2 - tau]_+, which is convex in tau
+template <class F, int P> V<F> threshold15(const V<F>* x, int n) {
+    V<F> tau = all<F>(-1);
+    for (int round = 0; round < ROUNDS; ++round) {
+        V<F> mass{}, squares{};
+        for (int j = 0; j < n; ++j) {
+            V<F> above = larger<F>(x[j] * (typename F::T)0.5 - tau, V<F>{});
+            mass += above;
+            squares += above * above;
+        }
+        V<F> norm = root<F>(sum<F, P>(squares));
+        if (Block<F, P>::climb(tau, (norm - 1) * norm / sum<F, P>(mass))) break;
+    }
+    return tau;
+}
+
+template <class F, int P> void entmax15(Block<F, P> b) {
+    V<F> top = b.top(), total{};
+    b.centre(top);
+    V<F> tau = threshold15<F, P>(b.x, b.n);
+    for (int j = 0; j < b.n; ++j) {
+        V<F> above = larger<F>(b.x[j] * (typename F::T)0.5 - tau, V<F>{});
+        total += b.x[j] = above * above;
+    }
+    b.share(sum<F, P>(total), top);
+}
+
+// alpha = 1 + e, e in (0, 1]: p = r^(1/e) with r = [1 + e (d - t)]_+ of N vectors; mass and slope grow by p and p/r.
+template <class F, int N> inline void weigh(const V<F>* d, V<F>* p, V<F> t, V<F> e, V<F> inverse, V<F>& mass, V<F>& slope) {
+    V<F> base[N], r[N], log[N];
+    for (int i = 0; i < N; ++i) {
+        base[i] = larger<F>((d[i] - t) * e, all<F>(-1));
+        V<F> moved = base[i] + 1;
+        log[i] = r[i] = larger<F>(moved, all<F>(TINY<F>));
+        base[i] -= moved - 1;  // what 1 + base rounds off: of weight where base is near 0, and there its logarithm's, too
+    }
+    logarithm<N>(log);
+    for (int i = 0; i < N; ++i) log[i] = (log[i] + base[i]) * inverse;
+    power<N>(log);
+    for (int i = 0; i < N; ++i) {
+        p[i] = r[i] > TINY<F> ? log[i] : V<F>{};
+        mass += p[i];
+        slope += p[i] / r[i];
+    }
+}
+
+// Newton's method on (sum p)^e = 1. It begins on the parabola through t at e = 0 (log of the sum of e^d), 1/2 and 1,
+// which lies near the root.
+template <class F, int P> void entmax(Block<F, P> whole, V<F> e) {
+    V<F> top = whole.top(), inverse = 1 / e, total{};
+    whole.centre(top);
+    Block<F, P> b = whole.above(-inverse);
+    for (int j = 0; j < b.n; ++j) b.other[j] = b.x[j];
+    V<F> soft = log_of<F>(sum<F, P>(Block<F, P>{b.other, nullptr, b.n}.power_all()));
+    V<F> half = 2 * (threshold15<F, P>(b.x, b.n) + 1), flat = threshold2<F, P>(b.x, b.n) + 1;
+    V<F> t = soft * (1 - e) * (1 - 2 * e) + half * 4 * e * (1 - e) + flat * e * (2 * e - 1);
+    for (int round = 0; round < ROUNDS; ++round) {
+        V<F> mass{}, slope{};
+        int j = 0;
+        for (; j + STEP <= b.n; j += STEP) weigh<F, STEP>(b.x + j, b.other + j, t, e, inverse, mass, slope);
+        for (; j < b.n; ++j) weigh<F, 1>(b.x + j, b.other + j, t, e, inverse, mass, slope);
+        total = mass = sum<F, P>(mass);
+        slope = sum<F, P>(slope);
+        V<F> step = -mass * expm1<F>(-e * log_of<F>(mass)) / (e * slope);
+        if (round == 0) {  // from above a step lands below; 0 is below; NaN: no living key
+            V<F> moved = t + step;
+            moved = moved > 0 ? moved : V<F>{};
+            M<F> still = (moved - t < 8 * EPS<F>) & (t - moved < 8 * EPS<F>);
+            if (!any<F, P>(~still)) break;
+            t = moved;
+        } else if (Block<F, P>::climb(t, step)) {
+            break;
+        }
+    }
+    for (int j = 0; j < b.n; ++j) b.x[j] = b.other[j];
+    b.share(total, top);
+    whole.place(b);
+}
+
+// ---- rows in memory
+
+struct Strided {  // one value or one row for each row of the scores; strides in elements, 0 where it is broadcast
+    const void* data;
+    int64_t outer, middle, inner, key;
+};
+struct Shape {
+    int64_t rows, middle, inner, keys;  // rows = outer * middle * inner
+};
+inline int64_t offset(const Strided& s, const Shape& shape, int64_t row) {
+    int64_t inner = row % shape.inner, rest = row / shape.inner;
+    return (rest / shape.middle) * s.outer + (rest % shape.middle) * s.middle + inner * s.inner;
+}
+
+template <class F> inline V<F> some(const typename F::T* at, int count, typename F::T fill) {
+    if (count >= F::W) return load<F>(at);
+    V<F> found = all<F>(fill);
+    std::memcpy(&found, at, count * sizeof(typename F::T));
+    return found;
+}
+template <class F> inline void put(typename F::T* at, V<F> value, int count) {
+    if (count >= F::W) store<F>(at, value);
+    else std::memcpy(at, &value, count * sizeof(typename F::T));
+}
+// nonzero where the bytes from `at` on are
+template <class F> inline M<F> marks(const uint8_t* at, int64_t stride, int count) {
+    if (stride == 0) return M<F>{} - (typename F::I)(*at != 0);
+    typename Vec<F>::Bytes bytes{};
+    if (count >= F::W) bytes = *(const typename Vec<F>::Bytes*)at;
+    else std::memcpy(&bytes, at, count);
+    return __builtin_convertvector(bytes, M<F>) != 0;
+}
+
+// W / P vectors, each of a row, become vectors with P lanes of every row
+template <int S, class X, int... L> inline void exchange(X& a, X& b, std::integer_sequence<int, L...>) {
+    constexpr int W = sizeof...(L);
+    X first = __builtin_shufflevector(a, b, ((L & S) ? W + L - S : L)...);
+    b = __builtin_shufflevector(a, b, ((L & S) ? W + L : L + S)...);
+    a = first;
+}
+template <class F, int P, int S = F::W / 2> inline void turn(V<F>* tile) {
+    if constexpr (S >= P) {
+        for (int i = 0; i < F::W / P; ++i)
+            if (!(i & (S / P))) exchange<S>(tile[i], tile[i + S / P], std::make_integer_sequence<int, F::W>{});
+        turn<F, P, S / 2>(tile);
+    }
+}
+
+template <class F> struct Scores {
+    const typename F::T* data;
+    Strided valid;
+    Shape shape;
+
+    // W keys of one row from `first` on: NaN made +inf, dead and absent ones -inf
+    V<F> operator()(int64_t row, int64_t first) const {
+        int count = (int)(shape.keys - first);
+        V<F> x = some<F>(data + row * shape.keys + first, count, -INF<F>);
+        x = x == x ? x : all<F>(INF<F>);
+        if (valid.data) {
+            const uint8_t* at = (const uint8_t*)valid.data + offset(valid, shape, row) + first * valid.key;
+            M<F> alive = marks<F>(at, valid.key, count);
+            x = alive ? x : all<F>(-INF<F>);
+            if (count < F::W)
+                for (int lane = count; lane < F::W; ++lane) x[lane] = -INF<F>;
+        }
+        return x;
+    }
+};
+template <class F> struct Marks {
+    Strided given;
+    Shape shape;
+
+    V<F> operator()(int64_t row, int64_t first) const {
+        const uint8_t* at = (const uint8_t*)given.data + offset(given, shape, row) + first * given.key;
+        M<F> set = marks<F>(at, given.key, (int)(shape.keys - first));
+        return set ? all<F>(1) : V<F>{};
+    }
+};
+
+// the block of `rows` rows from `row` on, read through `from`
+template <class F, int P, class From> void gather(V<F>* x, From from, int64_t row, int rows, int64_t keys, V<F> none) {
+    constexpr int R = F::W / P;
+    for (int64_t first = 0; first < keys; first += F::W) {
+        V<F> tile[R];
+        for (int r = 0; r < R; ++r) tile[r] = r < rows ? from(row + r, first) : none;
+        turn<F, P>(tile);
+        for (int j = 0; j < R && first + j * P < keys; ++j) x[first / P + j] = tile[j];
+    }
+}
+template <class F, int P> void scatter(const V<F>* x, typename F::T* out, int64_t row, int rows, int64_t keys) {
+    constexpr int R = F::W / P;
+    for (int64_t first = 0; first < keys; first += F::W) {
+        V<F> tile[R];
+        for (int j = 0; j < R; ++j) tile[j] = first + j * P < keys ? x[first / P + j] : V<F>{};
+        turn<F, P>(tile);
+        for (int r = 0; r < rows; ++r) put<F>(out + (row + r) * keys + first, tile[r], (int)(keys - first));
+    }
+}
+
+enum Kind { SOFTMAX, TOPK, SPARSEMAX, ENTMAX15, ENTMAX };
+constexpr int64_t SHORT = 64;  // the longest rows that take one lane
+constexpr int64_t SERIAL = 1 << 14;  // numbers up to here are one thread's work
+
+// one number a row, in the lanes of its block
+template <class F, int P> V<F> per_row(const Strided& given, const Shape& shape, int64_t row, int rows) {
+    const typename F::T* from = (const typename F::T*)given.data;
+    V<F> found = all<F>(1);
+    for (int lane = 0; lane < rows * P; ++lane) found[lane] = from[offset(given, shape, row + lane / P)];
+    return found;
+}
+
+template <int P> using Lanes = std::integral_constant<int, P>;
+
+// work(lanes a row, room of four blocks, first row, rows) over all rows; 1 where there is no memory
+template <class F, int P, class Work> int in_blocks(const Shape& shape, int threads, Work work) {
+    constexpr int R = F::W / P;
+    bool failed = false;
+    int64_t blocks = (shape.rows + R - 1) / R, n = (shape.keys + P - 1) / P;
+    if (shape.rows * shape.keys <= SERIAL) threads = 1;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        V<F>* room = (V<F>*)std::aligned_alloc(64, (4 * n + 2) * sizeof(V<F>));
+        if (!room) failed = true;
+#pragma omp for schedule(static)
+        for (int64_t at = 0; at < blocks; ++at) {
+            int64_t row = at * R;
+            if (room) work(Lanes<P>{}, room, row, (int)(shape.rows - row < R ? shape.rows - row : R));
+        }
+        std::free(room);
+    }
+    return failed;
+}
+template <class F, class Work> int in_blocks(const Shape& shape, int threads, Work work) {
+    if (shape.keys <= SHORT) return in_blocks<F, 1>(shape, threads, work);
+    return in_blocks<F, F::W>(shape, threads, work);
+}
+
+template <class F> struct Job {
+    Kind kind;
+    Scores<F> scores;
+    Strided keep;  // of top-k
+    Strided excess;  // of entmax
+    int64_t k;
+    typename F::T* out;
+
+    template <int P> void block(V<F>* x, int64_t row, int rows) const {
+        const Shape& shape = scores.shape;
+        int n = (int)((shape.keys + P - 1) / P);
+        Block<F, P> b{x, x + n, n};
+        gather<F, P>(x, scores, row, rows, shape.keys, all<F>(-INF<F>));
+        switch (kind) {
+            case SOFTMAX: softmax(b, b.top()); break;
+            case TOPK:
+                if (keep.data) gather<F, P>(x + 2 * n, Marks<F>{keep, shape}, row, rows, shape.keys, V<F>{});
+                topk(b, (typename F::I)k, keep.data ? x + 2 * n : nullptr);
+                break;
+            case SPARSEMAX: sparsemax(b); break;
+            case ENTMAX15: entmax15(b); break;
+            case ENTMAX: entmax(b, per_row<F, P>(excess, shape, row, rows)); break;
+        }
+        scatter<F, P>(x, out, row, rows, shape.keys);
+    }
+
+    int operator()(int threads) const {
+        return in_blocks<F>(scores.shape, threads, [this](auto lanes, V<F>* room, int64_t row, int rows) {
+            block<decltype(lanes)::value>(room, row, rows);
+        });
+    }
+};
+
+// (e^x - 1 - x) / x^2 for x >= 0, by its series below 1/2
+template <class F, int N> inline void second_order(const V<F>* x, const V<F>* power_of_x, V<F>* found) {
+    using T = typename F::T;
+    V<F> near[N];
+    for (int i = 0; i < N; ++i) {
+        near[i] = smaller<F>(x[i], all<F>((T)0.5));
+        found[i] = all<F>(1);
+    }
+    for (int divisor = F::W == 8 ? 16 : 10; divisor > 2; --divisor)
+        for (int i = 0; i < N; ++i) found[i] = found[i] * near[i] * ((T)1 / divisor) + 1;
+    for (int i = 0; i < N; ++i) {
+        V<F> closed = (power_of_x[i] - 1 - x[i]) / (x[i] * x[i]);
+        found[i] = x[i] < (T)0.5 ? found[i] * (T)0.5 : closed;
+    }
+}
+
+// the gradient at the scores, q (g - <q, g> / sum q) with q = -1 / H''(p) on the support and 0 off it, and at alpha,
+// sum_i g_i dp_i/dalpha in the form of _entmax.alpha_gradient
+template <class F> struct Back {
+    Kind kind;
+    const typename F::T *weights, *grad;
+    Strided excess;
+    Shape shape;
+    typename F::T *out, *to_excess;  // each may be missing
+
+    struct Reader {
+        const typename F::T* data;
+        int64_t keys;
+        V<F> operator()(int64_t row, int64_t first) const { return some<F>(data + row * keys + first, (int)(keys - first), 0); }
+    };
+
+    // the others' q is made again where it is asked for
+    V<F> slope(V<F> p) const {
+        if (kind == SPARSEMAX) return p > 0 ? all<F>(1) : p;
+        return kind == ENTMAX15 ? root<F>(p) : p;
+    }
+
+    void row(int64_t at) const {
+        Reader p_of{weights, shape.keys}, g_of{grad, shape.keys};
+        V<F> all_q{}, taken{};
+        for (int64_t j = 0; j < shape.keys; j += F::W) {
+            V<F> q = slope(p_of(at, j));
+            all_q += q;
+            taken += q != 0 ? q * g_of(at, j) : V<F>{};
+        }
+        V<F> mean = sum<F, F::W>(taken) / larger<F>(sum<F, F::W>(all_q), all<F>(TINY<F>));
+        for (int64_t j = 0; j < shape.keys; j += F::W) {
+            V<F> q = slope(p_of(at, j)), found = q * (g_of(at, j) - mean);
+            put<F>(out + at * shape.keys + j, q != 0 ? found : V<F>{}, (int)(shape.keys - j));
+        }
+    }
+
+    template <int P> void block(V<F>* p, int64_t row, int rows) const {
+        int n = (int)((shape.keys + P - 1) / P);
+        V<F>* g = p + n;
+        gather<F, P>(p, Reader{weights, shape.keys}, row, rows, shape.keys, V<F>{});
+        gather<F, P>(g, Reader{grad, shape.keys}, row, rows, shape.keys, V<F>{});
+        this->template slopes<P>(p, g, n, row, rows);
+        if (!out) return;
+        V<F> all_q{}, taken{};
+        for (int j = 0; j < n; ++j) {
+            all_q += p[j];
+            taken += p[j] != 0 ? p[j] * g[j] : V<F>{};
+        }
+        V<F> mean = sum<F, P>(taken) / larger<F>(sum<F, P>(all_q), all<F>(TINY<F>));
+        for (int j = 0; j < n; ++j) {
+            V<F> found = p[j] * (g[j] - mean);
+            p[j] = p[j] != 0 ? found : V<F>{};
+        }
+        scatter<F, P>(p, out, row, rows, shape.keys);
+    }
+
+    struct Sums {
+        V<F> bend{}, log{}, taken{}, taken_bend{}, taken_log{}, grown{};
+    };
+
+    // p of N vectors becomes q = p^(1 - e); sums grow by what the gradient at alpha needs
+    template <int N> void slopes(V<F>* p, const V<F>* g, V<F> e, Sums& sums) const {
+        V<F> l[N], x[N], ex[N], second[N];
+        for (int i = 0; i < N; ++i) l[i] = larger<F>(p[i], all<F>(TINY<F>));
+        logarithm<N>(l);
+        for (int i = 0; i < N; ++i) ex[i] = x[i] = -e * l[i];
+        power<N>(ex);
+        if (to_excess) {
+            second_order<F, N>(x, ex, second);
+            for (int i = 0; i < N; ++i) {
+                V<F> pg = p[i] != 0 ? p[i] * g[i] : V<F>{}, v = l[i] * l[i] * second[i];
+                sums.bend += p[i] * v;
+                sums.log += p[i] * l[i];
+                sums.taken += pg;
+                sums.taken_bend += pg * v;
+                sums.taken_log += pg * l[i];
+                sums.grown += p[i] * (x[i] + x[i] * x[i] * second[i]);
+            }
+        }
+        for (int i = 0; i < N; ++i) p[i] = p[i] == p[i] ? p[i] * ex[i] : p[i];
+    }
+
+    template <int P> void slopes(V<F>* p, const V<F>* g, int n, int64_t row, int rows) const {
+        V<F> e = per_row<F, P>(excess, shape, row, rows);
+        Sums sums;
+        int j = 0;
+        for (; j + STEP <= n; j += STEP) slopes<STEP>(p + j, g + j, e, sums);
+        for (; j < n; ++j) slopes<1>(p + j, g + j, e, sums);
+        if (!to_excess) return;
+        V<F> b = sum<F, P>(sums.bend), l = sum<F, P>(sums.log);
+        V<F> tb = sum<F, P>(sums.taken_bend), tl = sum<F, P>(sums.taken_log);
+        V<F> found = (b * sum<F, P>(sums.taken) - tb + e * (l * tb - b * tl)) / (1 + sum<F, P>(sums.grown));
+        for (int r = 0; r < rows; ++r) to_excess[row + r] = found[r * P];
+    }
+
+    int operator()(int threads) const {
+        if (kind == ENTMAX)
+            return in_blocks<F>(shape, threads, [this](auto lanes, V<F>* room, int64_t row, int rows) {
+                block<decltype(lanes)::value>(room, row, rows);
+            });
+        if (shape.rows * shape.keys <= SERIAL) threads = 1;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+        for (int64_t at = 0; at < shape.rows; ++at) row(at);
+        return 0;
+    }
+};
+
+}  // namespace
+
+#define TRANSFORM(NAME, F)                                                                                             \
+    extern "C" int attnbench_##NAME##_forward(                                                                         \
+        int kind, const F::T* scores, const Strided* valid, const Strided* keep, const Strided* excess,                \
+        const Shape* shape, int64_t k, F::T* out, int threads) {                                                       \
+        return Job<F>{(Kind)kind, {scores, *valid, *shape}, *keep, *excess, k, out}(threads);                          \
+    }                                                                                                                  \
+    extern "C" int attnbench_##NAME##_backward(                                                                       \
+        int kind, const F::T* weights, const F::T* grad, const Strided* excess, const Shape* shape, F::T* out,         \
+        F::T* to_excess, int threads) {                                                                                \
+        return Back<F>{(Kind)kind, weights, grad, *excess, *shape, out, to_excess}(threads);                                  \
+    }
+
+TRANSFORM(float32, Float)
+TRANSFORM(float64, Double)

@@ -1,0 +1,131 @@
+"""The compiled path of the transforms on processors (_rows.cpp): each row is read and written once.
+
+Measured against the same in torch operations by `attnbench speed ops`. Without a compiler those serve.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from attnbench.core import native
+
+_SOURCE = Path(__file__).with_name("_rows.cpp")
+_KINDS = ("softmax", "topk", "sparsemax", "entmax15", "entmax")
+_NAMES = {torch.float32: "float32", torch.float64: "float64"}
+
+Kind = Literal["softmax", "topk", "sparsemax", "entmax15", "entmax"]
+
+
+class Fused(NamedTuple):
+    """Which compiled transform makes the same weights. k, keep: of topk, keep as in topk_oow. excess: of entmax,
+    alpha - 1 in (0, 1], a number or a tensor that broadcasts to the scores with a last dimension of 1."""
+
+    kind: Kind
+    k: int = 0
+    keep: Bool[Tensor, "..."] | None = None
+    excess: float | Float[Tensor, "..."] = 0.0
+
+
+class _Strided(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p), ("outer", ctypes.c_int64), ("middle", ctypes.c_int64), ("inner", ctypes.c_int64),
+        ("key", ctypes.c_int64),
+    )  # fmt: skip
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = (
+        ("rows", ctypes.c_int64), ("middle", ctypes.c_int64), ("inner", ctypes.c_int64), ("keys", ctypes.c_int64)
+    )  # fmt: skip
+
+
+_NOTHING = _Strided(None, 0, 0, 0, 0)
+
+
+def serves(scores: Tensor) -> bool:
+    """Whether the compiled path takes these scores."""
+    if scores.device.type != "cpu" or scores.dtype not in _NAMES or scores.numel() == 0:
+        return False
+    return not torch.compiler.is_compiling() and native.load(_SOURCE) is not None
+
+
+def weigh(scores: Float[Tensor, "... K"], valid: Bool[Tensor, "..."] | None, fused: Fused) -> Float[Tensor, "... K"]:
+    """Weights of the valid keys of each row, under the rules of base.py; not differentiable."""
+    scores = scores.detach().contiguous()
+    dims = _dims(scores.shape)
+    out = torch.empty_like(scores)
+    held = [None if mark is None else _spread(mark, scores.shape, dims) for mark in (valid, fused.keep)]
+    excess = _excess(fused.excess, scores) if fused.kind == "entmax" else None
+    failed = _call(
+        scores.dtype, "forward",
+        _KINDS.index(fused.kind), _at(scores), *(_strided(mark) for mark in (*held, excess)),
+        _shape(dims), ctypes.c_int64(fused.k), _at(out), torch.get_num_threads(),
+    )  # fmt: skip
+    if failed:
+        raise MemoryError(f"no memory for rows of {scores.shape[-1]} keys")
+    return out
+
+
+def pull_back(
+    grad: Float[Tensor, "... K"], weights: Float[Tensor, "... K"], fused: Fused, *, to_scores: bool = True,
+    to_excess: bool = False,
+) -> tuple[Float[Tensor, "... K"] | None, Float[Tensor, "... 1"] | None]:  # fmt: skip
+    """The gradient at the scores, and that at alpha of each row."""
+    grad, weights = grad.contiguous(), weights.contiguous()
+    out = torch.empty_like(weights) if to_scores else None
+    alphas = weights.new_empty((*weights.shape[:-1], 1)) if to_excess else None
+    excess = _excess(fused.excess, weights) if fused.kind == "entmax" else None
+    _call(
+        weights.dtype, "backward",
+        _KINDS.index(fused.kind), _at(weights), _at(grad), _strided(excess), _shape(_dims(weights.shape)),
+        _at(out), _at(alphas), torch.get_num_threads(),
+    )  # fmt: skip
+    return out, alphas
+
+
+def _call(dtype: torch.dtype, direction: str, *arguments: Any) -> int:
+    library = native.load(_SOURCE)
+    assert library is not None  # `serves` said so
+    return getattr(library, f"attnbench_{_NAMES[dtype]}_{direction}")(*arguments)
+
+
+def _dims(shape: torch.Size) -> tuple[int, int, int, int]:
+    """The shape in four dimensions: what stands before the last three is one."""
+    padded = (1, 1, 1, *shape)
+    return math.prod(padded[:-3]), *padded[-3:]  # pyright: ignore[reportReturnType]
+
+
+def _shape(dims: tuple[int, int, int, int]) -> Any:
+    outer, middle, inner, keys = dims
+    return ctypes.byref(_Shape(outer * middle * inner, middle, inner, keys))
+
+
+def _spread(given: Tensor, shape: torch.Size, dims: tuple[int, int, int, int]) -> Tensor:
+    """A mask or a number a row over the four dimensions, with stride 0 where it is broadcast, if views can do it."""
+    last = given.shape[-1] if given.dim() else 1
+    spread = given.expand(*shape[:-1], last).reshape(*dims[:-1], last)
+    return spread if last == 1 or spread.stride(-1) == 1 else spread.contiguous()
+
+
+def _excess(excess: float | Tensor, like: Tensor) -> Tensor:
+    if isinstance(excess, float):
+        excess = like.new_full((1,), excess)
+    return _spread(excess.detach(), like.shape, _dims(like.shape))
+
+
+def _strided(given: Tensor | None) -> Any:
+    if given is None:
+        return ctypes.byref(_NOTHING)
+    strides = (*given.stride()[:-1], given.stride(-1) if given.shape[-1] > 1 else 0)
+    return ctypes.byref(_Strided(given.data_ptr(), *strides))
+
+
+def _at(tensor: Tensor | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
