@@ -1,7 +1,7 @@
 """What every sequence-to-sequence model offers to training and to search.
 
 Laws (tests/conformance): stacking step() over a target equals logits(decode()); dimension 0 of every tensor in a
-State is the row, so that search reorders beams with core.tree.select_batch alone; a Memory has one row a source.
+State is the row, so that search keeps some of them with core.tree.select_batch alone; a Memory has one row a source.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from attnbench.attention.history import unfold
 from attnbench.attention.types import Role
 from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec
+from attnbench.core.tree import select_batch
 
 Maps = dict[Role, list[Float[Tensor, "B H Q K"]]]
 """Attention weights of each site, a tensor a layer."""
@@ -114,6 +115,13 @@ class Seq2SeqModel(nn.Module, ABC):
     @abstractmethod
     def step(self, memory: Any, state: Any, token: Int[Tensor, "R"]) -> tuple[Float[Tensor, "R V"], Any]:
         """Logits after one more token a row (R = B * beams), and the next State. The State passed in is spent."""
+
+    def reorder(self, state: Any, rows: Int[Tensor, "R"], shared: int) -> Any:
+        """The State with what row `rows[i]` held in row i, as many rows as before. The State passed in is spent.
+
+        shared: what rows hold of their first so many tokens is the same in row i and row `rows[i]`.
+        """
+        return select_batch(state, rows)
 
     def received(self, state: Any) -> Float[Tensor, "R S"]:
         """The weight that each source position has received in all steps, a mean over layers and heads.

@@ -289,6 +289,21 @@ class Transformer(Seq2SeqModel):
         received = receive(state.received, maps or [])
         return self.logits(hidden), TransformerState(state.length + 1, tuple(caches), state.beams, received)
 
+    def reorder(self, state: TransformerState, rows: Int[Tensor, "R"], shared: int) -> TransformerState:
+        for cache in state.caches:
+            _move(cache, rows, shared)
+        received = None if state.received is None else state.received.index_select(0, rows)
+        return state._replace(received=received)
+
+
+def _move(cache: Memory, rows: Int[Tensor, "R"], shared: int) -> None:
+    """Row `rows[i]` of a cache to row i, in place; the first `shared` positions stay, and so do rows that stand."""
+    moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
+    for held in (cache.keys, cache.values):
+        if held is not None:
+            part = held[:, :, shared : cache.filled]
+            part.index_copy_(0, moved, part.index_select(0, rows[moved]))
+
 
 def _dims(spec: TransformerSpec, layer: int, longest_source: int | None) -> Dims:
     return Dims(layer, spec.heads, spec.width, spec.width, longest_source)

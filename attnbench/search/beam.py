@@ -54,6 +54,17 @@ class _Live(NamedTuple):
     tokens: Int[Tensor, "n size L"]
     taken: Int[Tensor, "n"]
     """Places that ended hypotheses have taken with them."""
+    lineage: Int[Tensor, "n size L"]
+    """The place in which each token was put: hypotheses with the same one are the same up to there."""
+
+    def shared(self, step: int) -> int:
+        """How many tokens, BOS included, all places of each source have in common that may be used again."""
+        if not step:
+            return 1
+        before = self.lineage[:, :, :step]
+        lost = torch.arange(before.shape[1], device=before.device) >= (before.shape[1] - self.taken)[:, None]
+        same = ((before == before[:, :1]) | lost[:, :, None]).all(1)
+        return 1 + int(same.to(torch.int32).cumprod(1).sum(1).min())
 
 
 class _Ended:
@@ -137,10 +148,12 @@ class Beam:
             ),
             tokens=torch.full((rows, size, capacity), limits.pad, device=device),
             taken=torch.zeros(rows, dtype=torch.long, device=device),
+            lineage=torch.zeros((rows, size, capacity), dtype=torch.int16, device=device),
         )
         last = torch.full((rows * size,), limits.bos, device=device)
         for step in range(capacity):
             logits, state = model.step(memory, state, last)
+            shared = live.shared(step)
             live, parent = _grow(live, logits, step, limits)
             ends = (live.tokens[:, :, step] == limits.eos) | (step + 1 >= room[live.source])[:, None]
             ends &= live.log_prob > -torch.inf
@@ -163,7 +176,7 @@ class Beam:
                 live, parent, memory = select_batch(live, going), parent[going], select_batch(memory, going)
                 state = select_batch(state, (going[:, None] * size + parent).flatten())
             else:
-                state = _reorder(state, parent)
+                state = _reorder(model, state, parent, shared)
             last = live.tokens[:, :, step].flatten()
         return ended.hypotheses(limits.eos, self.spec.n_best)
 
@@ -181,12 +194,15 @@ def _grow(live: _Live, logits: Float[Tensor, "R V"], step: int, limits: Limits) 
     parent = torch.where(total > -torch.inf, order // choices, place)
     tokens = live.tokens.gather(1, parent[:, :, None].expand_as(live.tokens))
     tokens[:, :, step] = ids.view(n, size * choices).gather(1, order)
-    return live._replace(log_prob=total, tokens=tokens), parent
+    lineage = live.lineage.gather(1, parent[:, :, None].expand_as(live.lineage))
+    lineage[:, :, step] = place.to(lineage.dtype)
+    return live._replace(log_prob=total, tokens=tokens, lineage=lineage), parent
 
 
-def _reorder(state: Any, parent: Int[Tensor, "n size"]) -> Any:
+def _reorder(model: Seq2SeqModel, state: Any, parent: Int[Tensor, "n size"], shared: int) -> Any:
     n, size = parent.shape
     place = torch.arange(size, device=parent.device)
     if bool((parent == place).all()):  # all late steps, often: the copy is the dear part
         return state
-    return select_batch(state, (torch.arange(n, device=parent.device)[:, None] * size + parent).flatten())
+    rows = (torch.arange(n, device=parent.device)[:, None] * size + parent).flatten()
+    return model.reorder(state, rows, shared)

@@ -29,7 +29,7 @@ class MultiHead(Scored, SelfAttention):
             nn.init.zeros_(projection.bias)
 
     def _split(self, states: Float[Tensor, "B N D"]) -> Float[Tensor, "B H N E"]:
-        return states.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return states.unflatten(-1, (self.heads, -1)).transpose(1, 2).contiguous()  # or each product copies it anew
 
     def memorize(
         self,

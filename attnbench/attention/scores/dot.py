@@ -7,18 +7,19 @@ from typing import ClassVar, Literal
 from jaxtyping import Float
 from torch import Tensor
 
+from attnbench.attention.backends import single
 from attnbench.attention.scores.base import Score, ScoreSpec, scores
 from attnbench.attention.types import Dims
 
 
 def dot(query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H Q K"]:
     """`s_ij = q_i . k_j`"""
-    return query @ keys.transpose(-2, -1)
+    return single.compare(query, keys)
 
 
 def scaled_dot(query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H Q K"]:
     """`s_ij = q_i . k_j / sqrt(E)`, E the width of a head."""
-    return (query * query.shape[-1] ** -0.5) @ keys.transpose(-2, -1)
+    return single.compare(query * query.shape[-1] ** -0.5, keys)
 
 
 class Dot(Score):
