@@ -19,7 +19,8 @@ from attnbench.core.lock import making
 SWITCH = "ATTNBENCH_NATIVE"
 """Environment variable; 0 leaves everything to torch."""
 
-_FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-shared", "-w", "-Wno-psabi")
+_FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-shared")
+_SILENT = ("-w", "-Wno-psabi")
 _MACHINE = ("-march=native", "-mcpu=native")  # x86 knows the first, some others the second
 _PATIENCE = 120
 """Seconds that one compilation may take."""
@@ -87,7 +88,7 @@ def _compile(source: Path, target: Path) -> None:
     said = ""
     for machine in _MACHINE:
         for threads in (("-fopenmp",), ()):  # without, loops run in one thread
-            command = [str(_command()), *_FLAGS, machine, *threads, str(source), "-o", str(half)]
+            command = [str(_command()), *_FLAGS, *_SILENT, machine, *threads, str(source), "-o", str(half)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE)
             if done.returncode == 0:
                 os.replace(half, target)

@@ -11,8 +11,9 @@ from torch import nn
 
 from attnbench.attention.transforms.base import TransformSpec, transforms
 from attnbench.core.spec import dotted, problems
-from attnbench.models.base import Sizes, Source, models
+from attnbench.models.base import Seq2SeqModel, Sizes, Source, models
 from attnbench.models.transformer import PRESETS, Transformer, TransformerSpec
+from attnbench.search.base import Limits, searches
 
 JOINT, APART = Sizes(21, 21, joint=True), Sizes(17, 21, joint=False)
 
@@ -308,3 +309,24 @@ def test_fixed_memory_refuses_what_needs_bounds(monkeypatch):
     bounded = {"kind": "lstm", "attention": {"cross": {"module": "fixed_memory", "transform": "bounded"}}}
     with pytest.raises(ValueError, match="the transform 'bounded' needs what each source position has received"):
         models.parse(bounded)  # a model that steps admits such a transform, but not over slots
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("size", [2, 5])
+def test_beams_move_what_differs_alone_and_find_the_same(seed, size, monkeypatch):
+    """Small vocabularies and sharp outputs: places that end, stand empty, and descend from one another."""
+    torch.manual_seed(seed)
+    vocabulary = 5 + 9 * (seed % 2)
+    model = build(Sizes(vocabulary, vocabulary, False), layers=2, width=16, heads=2, ffn=16, tie="none").eval()
+    with torch.no_grad():
+        model.output.weight.mul_(1 + 3 * seed)
+    tokens = torch.randint(3, vocabulary, (4, 9))
+    source = Source(tokens, torch.arange(9) < torch.tensor([[9], [5], [1], [8]]))
+    search = searches.parse({"kind": "beam", "size": size, "n_best": size, "max_ratio": 2.0, "max_extra": 12}).build()
+    limits = Limits(bos=1, eos=2, pad=0)
+    found = search(model, source, limits)
+    shared = []
+    wholly = Seq2SeqModel.reorder
+    monkeypatch.setattr(Transformer, "reorder", lambda *given: shared.append(given[-1]) or wholly(*given))
+    assert search(model, source, limits) == found
+    assert shared

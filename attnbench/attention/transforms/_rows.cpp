@@ -246,10 +246,10 @@ template <class F, int P> struct Block {
     }
 
     // a threshold that only climbs: true when no lane moved
-    static bool climb(V<F>& threshold, V<F> step) {
+    static bool climb(V<F>& threshold, V<F> step, typename F::T still = 8 * EPS<F>) {
         step = step > 0 ? step : V<F>{};  // NaN in rows without a living key
         threshold += step;
-        return !any<F, P>(step > 8 * EPS<F>);
+        return !any<F, P>(step > still);
     }
 };
 
@@ -414,10 +414,10 @@ template <class F, int P> void entmax(Block<F, P> whole, V<F> e) {
         if (round == 0) {  // from above a step lands below; 0 is below; NaN: no living key
             V<F> moved = t + step;
             moved = moved > 0 ? moved : V<F>{};
-            M<F> still = (moved - t < 8 * EPS<F>) & (t - moved < 8 * EPS<F>);
+            M<F> still = (moved - t < 2 * EPS<F>) & (t - moved < 2 * EPS<F>);
             if (!any<F, P>(~still)) break;
             t = moved;
-        } else if (Block<F, P>::climb(t, step)) {
+        } else if (Block<F, P>::climb(t, step, 2 * EPS<F>)) {  // p is of t before the step
             break;
         }
     }

@@ -1,0 +1,163 @@
+"""The compiled transforms give what the same transforms give in torch operations: weights and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnbench.attention.library import build_transform
+from attnbench.attention.transforms import _rows
+from attnbench.core import native
+
+pytestmark = pytest.mark.skipif(native.load(_rows._SOURCE) is None, reason="no C++ compiler: torch operations serve")
+
+TRANSFORMS = {
+    "softmax": lambda heads: build_transform("softmax"),
+    "topk 1": lambda heads: build_transform("topk", k=1),
+    "topk 5": lambda heads: build_transform("topk", k=5),
+    "topk_oow 4": lambda heads: build_transform("topk_oow", n=4),
+    "sparsemax": lambda heads: build_transform("sparsemax"),
+    "entmax15": lambda heads: build_transform("entmax15"),
+    "entmax 1.05": lambda heads: build_transform("entmax", alpha=1.05),
+    "entmax 1.3": lambda heads: build_transform("entmax", alpha=1.3),
+    "entmax 1.9": lambda heads: build_transform("entmax", alpha=1.9),
+    "learned": lambda heads: learned(heads),
+}
+
+
+def learned(heads):
+    transform = build_transform("entmax", alpha="learned", heads=heads)
+    with torch.no_grad():
+        transform.raw.copy_(torch.linspace(-3, 2, heads))
+    return transform
+
+
+def answer(transform, scores, upstream, **masks):
+    scores = scores.detach().requires_grad_()
+    weights = transform(scores, **masks)
+    wanted = [scores, *(transform.parameters() if isinstance(transform, torch.nn.Module) else ())]
+    return weights.detach(), torch.autograd.grad(weights, wanted, upstream)
+
+
+def both(monkeypatch, name, scores, upstream, **masks):
+    """Weights and gradients of the compiled path, then of torch operations."""
+    transform = TRANSFORMS[name](scores.shape[-3] if scores.dim() > 2 else 1)
+    assert _rows.serves(scores)
+    compiled = answer(transform, scores, upstream, **masks)
+    with monkeypatch.context() as patch:
+        patch.setattr(_rows, "serves", lambda scores: False)
+        return compiled, answer(transform, scores, upstream, **masks)
+
+
+def same(compiled, plain, tolerance):
+    torch.testing.assert_close(compiled[0], plain[0], rtol=tolerance, atol=tolerance)
+    for ours, theirs in zip(compiled[1], plain[1], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=30 * tolerance, atol=30 * tolerance)
+
+
+def fused(name, heads):
+    kind = {"entmax 1.05": 0.05, "entmax 1.3": 0.3, "entmax 1.9": 0.9}
+    if name == "learned":
+        return _rows.Fused("entmax", excess=torch.sigmoid(torch.linspace(-3, 2, heads)).view(-1, 1, 1))
+    if name in kind:
+        return _rows.Fused("entmax", excess=kind[name])
+    return _rows.Fused("topk" if name.startswith("topk") else name)
+
+
+def error(found, exact):
+    return float((found.double() - exact).abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", TRANSFORMS)
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_compiled_is_plain(name, dtype, data):
+    """Any length on either side of the change from short rows to long ones, any number of rows, any mask."""
+    keys = data.draw(st.integers(1, 40) | st.integers(55, 75) | st.integers(120, 200), "keys")
+    heads, queries, batch = (data.draw(st.integers(1, 5), each) for each in ("heads", "queries", "batch"))
+    scale = data.draw(st.sampled_from([0.01, 1.0, 3.0, 30.0]), "scale")
+    torch.manual_seed(data.draw(st.integers(0, 2**16), "seed"))
+    scores = torch.randn(batch, heads, queries, keys, dtype=dtype) * scale
+    if data.draw(st.booleans(), "ties"):
+        scores = (scores * 2 / scale).round() * scale / 2
+    masks = {}
+    shape = data.draw(st.sampled_from([None, (batch, 1, 1, keys), (queries, keys), (heads, 1, 1)]), "valid")
+    if shape is not None:
+        masks["valid"] = torch.rand(shape) < 0.7
+    if name.startswith("topk_oow") and data.draw(st.booleans(), "keep"):
+        masks["keep"] = torch.rand(queries, keys) < 0.2
+    upstream = torch.randn_like(scores)
+    with pytest.MonkeyPatch.context() as patch:
+        compiled, plain = both(patch, name, scores, upstream, **masks)
+    if dtype == torch.float64:
+        same(compiled, plain, 1e-11)
+    else:  # at the edge of the support a gradient hangs on digits that float32 has not: of one set of weights, then
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_rows, "serves", lambda scores: False)
+            transform = TRANSFORMS[name](heads)
+            if isinstance(transform, torch.nn.Module):
+                transform.double()
+            exact, _ = answer(transform, scores.double(), upstream.double(), **masks)
+        assert error(compiled[0], exact) <= 1e-6 + 4 * error(plain[0], exact)
+        found = _rows.pull_back(upstream, plain[0], fused(name, heads), to_excess=name == "learned")
+        torch.testing.assert_close(found[0], plain[1][0], rtol=3e-5, atol=3e-6)
+        if name == "learned":
+            rates = torch.sigmoid(torch.linspace(-3, 2, heads)).view(-1, 1, 1)
+            raw = (found[1].sum_to_size(rates.shape) * rates * (1 - rates)).flatten()
+            torch.testing.assert_close(raw, plain[1][1], rtol=1e-4, atol=1e-4)
+    if name.startswith("topk"):
+        assert torch.equal(compiled[0] > 1e-37, plain[0] > 1e-37)  # below, torch has numbers that are not normal
+
+
+@pytest.mark.parametrize("content", [float("nan"), float("inf"), -float("inf"), 3e38, -3e38])
+@pytest.mark.parametrize("keys", [7, 90])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_spoilt_empty_and_huge_rows(name, keys, content, monkeypatch):
+    scores = torch.randn(3, 2, 6, keys)
+    scores[0, 0, 0, 3] = scores[1, 1, 2, 5] = scores[2, 0, 5, 0] = content
+    scores[0, 1, 1] = -torch.inf
+    valid = torch.rand(3, 1, 6, keys) < 0.8
+    valid[2, 0, 4] = False
+    weights, plain = (found[0] for found in both(monkeypatch, name, scores, torch.randn_like(scores), valid=valid))
+    torch.testing.assert_close(weights, plain, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_rows_are_shared_out_among_threads(monkeypatch):
+    """As many rows as threads share; the answer hangs on neither their number nor on where a block ends."""
+    scores, upstream = torch.randn(2, 3, 101, 83), torch.randn(2, 3, 101, 83)
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append([both(monkeypatch, name, scores, upstream)[0] for name in TRANSFORMS])
+    finally:
+        torch.set_num_threads(before)
+    for more in found[1:]:
+        for one, other in zip(found[0], more, strict=True):
+            assert torch.equal(one[0], other[0])
+            assert all(torch.equal(a, b) for a, b in zip(one[1], other[1], strict=True))
+
+
+@pytest.mark.parametrize("count", [1, 2, 30, 99])
+def test_topk_finds_the_kth_among_numbers_far_apart(count):
+    """Bisection between numbers of all magnitudes ends at the right one, in both directions of the sign."""
+    exponents = torch.linspace(-44, 38, 50)
+    scores = torch.cat([10**exponents, -(10**exponents)])[torch.randperm(100)]
+    weights = build_transform("topk", k=count)(scores - scores.max())
+    kth = (scores - scores.max()).topk(count).values[-1]
+    chosen = _rows.weigh(scores, None, _rows.Fused("topk", count))
+    assert weights.sum() == pytest.approx(1)
+    assert bool((chosen[scores < scores.topk(count).values[-1]] == 0).all())
+    assert bool((weights[(scores - scores.max()) < kth] == 0).all())
+
+
+def test_memory_that_is_not_contiguous_is_read_right(monkeypatch):
+    scores = torch.randn(4, 6, 3, 20).transpose(0, 1)[:, :, :, ::2]
+    valid = (torch.rand(20, 3) < 0.7).t()[:, ::2]
+    for name in TRANSFORMS:
+        compiled, plain = both(monkeypatch, name, scores, torch.randn(scores.shape).flip(0), valid=valid)
+        same(compiled, plain, 1e-5)

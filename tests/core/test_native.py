@@ -1,0 +1,74 @@
+"""C++ sources become libraries where a compiler can make them, once, and nothing breaks where none can."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from attnbench.core import native
+
+SOURCE = 'extern "C" int answer() { return 42; }\n'
+compiled = pytest.mark.skipif(native.compiler() is None, reason="no C++ compiler")
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """A source of its own and a cache of its own; nothing is remembered from one test to the next."""
+    monkeypatch.setenv("ATTNBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv(native.SWITCH, raising=False)
+    native.load.cache_clear()
+    native.compiler.cache_clear()
+    path = tmp_path / "_answer.cpp"
+    path.write_text(SOURCE)
+    yield path
+    native.load.cache_clear()
+    native.compiler.cache_clear()
+
+
+@compiled
+def test_compiled_once_and_again_when_the_source_changes(source, tmp_path):
+    assert native.load(source).answer() == 42
+    (made,) = (tmp_path / "cache" / "native").glob("answer-*.so")
+    before = made.stat().st_mtime_ns
+    native.load.cache_clear()
+    assert native.load(source).answer() == 42
+    assert made.stat().st_mtime_ns == before
+    source.write_text(SOURCE.replace("42", "43"))
+    native.load.cache_clear()
+    assert native.load(source).answer() == 43
+
+
+@compiled
+def test_what_cannot_be_compiled_is_told_and_left(source, caplog):
+    source.write_text("this is no program\n")
+    with caplog.at_level(logging.WARNING):
+        assert native.load(source) is None
+    assert "_answer.cpp could not be compiled" in caplog.text
+    assert "error" in caplog.text
+
+
+@compiled
+def test_a_cache_that_cannot_be_written_to_is_done_without(source, tmp_path, monkeypatch):
+    (tmp_path / "cache").write_text("a file stands where the folder should")
+    assert native.load(source).answer() == 42
+
+
+def test_the_switch(source, monkeypatch):
+    monkeypatch.setenv(native.SWITCH, "0")
+    assert native.load(source) is None
+
+
+def test_no_compiler(source, monkeypatch):
+    monkeypatch.setattr(native.shutil, "which", lambda name: None)
+    assert native.compiler() is None
+    assert native.load(source) is None
+
+
+def test_a_compiler_that_does_not_answer(source, tmp_path, monkeypatch):
+    broken = tmp_path / "c++"
+    broken.write_text("#!/bin/sh\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    assert native.compiler() is None
+    assert native.load(source) is None
