@@ -115,7 +115,7 @@ def _spread(given: Tensor, shape: torch.Size, dims: tuple[int, int, int, int]) -
 
 
 def _excess(excess: float | Tensor, like: Tensor) -> Tensor:
-    if isinstance(excess, float):
+    if not isinstance(excess, Tensor):
         excess = like.new_full((1,), excess)
     return _spread(excess.detach(), like.shape, _dims(like.shape))
 
