@@ -11,7 +11,7 @@ from typing import Annotated, ParamSpec
 import typer
 
 import attnbench
-from attnbench.cli import ablate, align, copy_task, eval, list, prepare, report, schema, sweep_k, train
+from attnbench.cli import ablate, align, copy_task, eval, list, prepare, report, schema, speed, sweep_k, train
 from attnbench.cli.common import set_up_logging
 from attnbench.core.errors import AttnbenchError
 
@@ -82,6 +82,7 @@ for name, command in {
     "sweep-k": sweep_k.sweep_k,
     "ablate": ablate.ablate,
     "copy-task": copy_task.copy_task,
+    "speed": speed.speed,
     "align": align.align,
     "report": report.report,
     "list": list.list_,

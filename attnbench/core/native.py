@@ -11,6 +11,9 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from attnbench.core.files import cache_root
@@ -28,12 +31,29 @@ _PATIENCE = 120
 _log = logging.getLogger(__name__)
 
 
-@functools.cache
+_off = ContextVar("_off", default=False)
+
+
+@contextmanager
+def off() -> Iterator[None]:
+    """Everything in the block is left to torch: the definition, and what compiled code is measured against."""
+    token = _off.set(True)
+    try:
+        yield
+    finally:
+        _off.reset(token)
+
+
 def load(source: Path) -> ctypes.CDLL | None:
-    """The library made of one C++ source; None without a compiler that can make it, and where the switch is off.
+    """The library made of one C++ source; None without a compiler that can make it, and where it is switched off.
 
     Compiled anew when the source, the compiler or the processor is another one. A failure is logged, never raised.
     """
+    return None if _off.get() else _load(source)
+
+
+@functools.cache
+def _load(source: Path) -> ctypes.CDLL | None:
     if os.environ.get(SWITCH) == "0":
         return None
     name = compiler()

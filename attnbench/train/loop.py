@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from attnbench.core.tree import map_batch
 from attnbench.data.base import Cursor
@@ -21,6 +21,7 @@ from attnbench.train.optim import set_rate
 from attnbench.train.runtime import Runtime
 from attnbench.train.spec import TrainSpec
 from attnbench.train.state import TrainState, Window, checkpoint_steps, load_checkpoint, prune, save_checkpoint
+from attnbench.train.step import accumulate, clip
 
 RISE = math.log(10)
 """Nats a token that the training loss of an epoch lies above the least one when training has come apart: what is
@@ -112,8 +113,8 @@ def train(
         step = state.step + 1
         rate = spec.schedule.rate(step, width)
         set_rate(optimizer, rate)
-        loss, nll, tokens = _accumulate(task, model, batches, spec.label_smoothing, runtime)
-        norm = _clip(model, spec.clip) if spec.clip or step % spec.log_every == 0 else None
+        loss, nll, tokens = accumulate(task, model, batches, spec.label_smoothing, runtime)
+        norm = clip(model, spec.clip) if spec.clip or step % spec.log_every == 0 else None
         if not math.isfinite(loss) or (norm is not None and not math.isfinite(norm)):
             reason = f"{_place(task, model, batches, spec, runtime)} is not finite"
             return _diverged(step, reason, state, recorder, before)
@@ -149,30 +150,6 @@ def train(
             clock = time.perf_counter()
         if ending:
             return Outcome(state, ending, before)
-
-
-def _accumulate(
-    task: Task, model: nn.Module, batches: list[Any], smoothing: float, runtime: Runtime
-) -> tuple[float, float, int]:
-    """Gradients of the mean loss over the tokens of every batch; (summed loss, summed nll, tokens)."""
-    tokens = sum(task.count(batch) for batch in batches)
-    totals: list[Tensor] = []
-    for batch in batches:
-        with runtime.autocast():
-            loss = task.loss(model, batch, smoothing)
-        (loss.total / tokens).backward()
-        totals.append(torch.stack([loss.total.detach(), loss.nll.detach()]))
-    total, nll = torch.stack(totals).sum(0).tolist()
-    return total, nll, tokens
-
-
-def _clip(model: nn.Module, limit: float) -> float:
-    """The norm of the gradient, which is scaled down to `limit` unless that is 0."""
-    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-    if limit and math.isfinite(norm.item()):  # scaling by NaN would hide where it came from
-        nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-    return norm.item()
 
 
 def _line(state: TrainState, rate: float, norm: float | None, runtime: Runtime) -> dict[str, Any]:

@@ -17,12 +17,12 @@ def source(tmp_path, monkeypatch):
     """A source of its own and a cache of its own; nothing is remembered from one test to the next."""
     monkeypatch.setenv("ATTNBENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv(native.SWITCH, raising=False)
-    native.load.cache_clear()
+    native._load.cache_clear()
     native.compiler.cache_clear()
     path = tmp_path / "_answer.cpp"
     path.write_text(SOURCE)
     yield path
-    native.load.cache_clear()
+    native._load.cache_clear()
     native.compiler.cache_clear()
 
 
@@ -31,11 +31,11 @@ def test_compiled_once_and_again_when_the_source_changes(source, tmp_path):
     assert native.load(source).answer() == 42
     (made,) = (tmp_path / "cache" / "native").glob("answer-*.so")
     before = made.stat().st_mtime_ns
-    native.load.cache_clear()
+    native._load.cache_clear()
     assert native.load(source).answer() == 42
     assert made.stat().st_mtime_ns == before
     source.write_text(SOURCE.replace("42", "43"))
-    native.load.cache_clear()
+    native._load.cache_clear()
     assert native.load(source).answer() == 43
 
 
@@ -72,3 +72,10 @@ def test_a_compiler_that_does_not_answer(source, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", str(broken))
     assert native.compiler() is None
     assert native.load(source) is None
+
+
+@compiled
+def test_a_block_without(source):
+    with native.off():
+        assert native.load(source) is None
+    assert native.load(source).answer() == 42

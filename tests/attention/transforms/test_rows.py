@@ -41,13 +41,12 @@ def answer(transform, scores, upstream, **masks):
     return weights.detach(), torch.autograd.grad(weights, wanted, upstream)
 
 
-def both(monkeypatch, name, scores, upstream, **masks):
+def both(name, scores, upstream, **masks):
     """Weights and gradients of the compiled path, then of torch operations."""
     transform = TRANSFORMS[name](scores.shape[-3] if scores.dim() > 2 else 1)
     assert _rows.serves(scores)
     compiled = answer(transform, scores, upstream, **masks)
-    with monkeypatch.context() as patch:
-        patch.setattr(_rows, "serves", lambda scores: False)
+    with native.off():
         return compiled, answer(transform, scores, upstream, **masks)
 
 
@@ -90,13 +89,11 @@ def test_compiled_is_plain(name, dtype, data):
     if name.startswith("topk_oow") and data.draw(st.booleans(), "keep"):
         masks["keep"] = torch.rand(queries, keys) < 0.2
     upstream = torch.randn_like(scores)
-    with pytest.MonkeyPatch.context() as patch:
-        compiled, plain = both(patch, name, scores, upstream, **masks)
+    compiled, plain = both(name, scores, upstream, **masks)
     if dtype == torch.float64:
         same(compiled, plain, 1e-11)
     else:  # at the edge of the support a gradient hangs on digits that float32 has not: of one set of weights, then
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_rows, "serves", lambda scores: False)
+        with native.off():
             transform = TRANSFORMS[name](heads)
             if isinstance(transform, torch.nn.Module):
                 transform.double()
@@ -115,17 +112,17 @@ def test_compiled_is_plain(name, dtype, data):
 @pytest.mark.parametrize("content", [float("nan"), float("inf"), -float("inf"), 3e38, -3e38])
 @pytest.mark.parametrize("keys", [7, 90])
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_spoilt_empty_and_huge_rows(name, keys, content, monkeypatch):
+def test_spoilt_empty_and_huge_rows(name, keys, content):
     scores = torch.randn(3, 2, 6, keys)
     scores[0, 0, 0, 3] = scores[1, 1, 2, 5] = scores[2, 0, 5, 0] = content
     scores[0, 1, 1] = -torch.inf
     valid = torch.rand(3, 1, 6, keys) < 0.8
     valid[2, 0, 4] = False
-    weights, plain = (found[0] for found in both(monkeypatch, name, scores, torch.randn_like(scores), valid=valid))
+    weights, plain = (found[0] for found in both(name, scores, torch.randn_like(scores), valid=valid))
     torch.testing.assert_close(weights, plain, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
-def test_rows_are_shared_out_among_threads(monkeypatch):
+def test_rows_are_shared_out_among_threads():
     """As many rows as threads share; the answer hangs on neither their number nor on where a block ends."""
     scores, upstream = torch.randn(2, 3, 101, 83), torch.randn(2, 3, 101, 83)
     before = torch.get_num_threads()
@@ -133,7 +130,7 @@ def test_rows_are_shared_out_among_threads(monkeypatch):
         found = []
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append([both(monkeypatch, name, scores, upstream)[0] for name in TRANSFORMS])
+            found.append([both(name, scores, upstream)[0] for name in TRANSFORMS])
     finally:
         torch.set_num_threads(before)
     for more in found[1:]:
@@ -155,9 +152,9 @@ def test_topk_finds_the_kth_among_numbers_far_apart(count):
     assert bool((weights[(scores - scores.max()) < kth] == 0).all())
 
 
-def test_memory_that_is_not_contiguous_is_read_right(monkeypatch):
+def test_memory_that_is_not_contiguous_is_read_right():
     scores = torch.randn(4, 6, 3, 20).transpose(0, 1)[:, :, :, ::2]
     valid = (torch.rand(20, 3) < 0.7).t()[:, ::2]
     for name in TRANSFORMS:
-        compiled, plain = both(monkeypatch, name, scores, torch.randn(scores.shape).flip(0), valid=valid)
+        compiled, plain = both(name, scores, torch.randn(scores.shape).flip(0), valid=valid)
         same(compiled, plain, 1e-5)

@@ -1,0 +1,107 @@
+"""What the machine can do, measured; and what was chosen for it, with what each choice gives."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Any, NamedTuple
+
+import torch
+
+from attnbench.bench.timer import seconds
+from attnbench.core import native
+from attnbench.train.runtime import keep_freed_memory, use_onednn_float32
+
+_SIDE = {"cpu": 1024, "cuda": 8192}
+"""Side of the matrices whose product is timed."""
+_BYTES = {"cpu": 1 << 28, "cuda": 1 << 31}
+"""Size of the block whose copy is timed."""
+
+
+class Roofline(NamedTuple):
+    """flops: of matrix products a second, by type. bandwidth: bytes read and written a second by a copy."""
+
+    flops: dict[str, float]
+    bandwidth: float
+
+
+class Choice(NamedTuple):
+    """One choice made for this machine. gain: how much faster it made what it is for; None where that is not timed."""
+
+    what: str
+    chosen: str
+    gain: float | None
+
+
+def threads_here() -> int:
+    """Processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1
+
+
+def set_up(device: torch.device) -> list[Choice]:
+    """Make the choices that every training makes, and time what they give, on a processor."""
+    if device.type != "cpu":
+        return []
+    left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    before = _fastest(lambda: left @ right, device)
+    sent = use_onednn_float32()
+    after = _fastest(lambda: left @ right, device)
+    error = _error(left, right)
+    products = f"{'oneDNN' if sent else 'the default library'} (relative error {error:.0e})"
+    block = 1 << 25
+    returned = _fastest(lambda: torch.empty(block, dtype=torch.int8).fill_(1), device)
+    keep_freed_memory()
+    kept = _fastest(lambda: torch.empty(block, dtype=torch.int8).fill_(1), device)
+    compiler = native.compiler()
+    return [
+        Choice("float32 matrix products", products, before / after if sent else None),
+        Choice("freed memory", "kept for the next step", returned / kept),
+        Choice(
+            "transforms on rows", f"compiled by {compiler}" if compiler else "torch operations: no C++ compiler", None
+        ),
+        Choice("threads", f"{torch.get_num_threads()} of {threads_here()} processors", None),
+    ]
+
+
+def roofline(device: torch.device) -> Roofline:
+    side = _SIDE[device.type]
+    flops = {}
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+        flops[name] = 2 * side**3 / _fastest(lambda left=left, right=right: left @ right, device)
+    block = torch.zeros(_BYTES[device.type], dtype=torch.int8, device=device)
+    other = torch.empty_like(block)
+    return Roofline(flops, 2 * len(block) / _fastest(lambda: other.copy_(block), device))
+
+
+def signature(device: torch.device, precision: str) -> dict[str, Any]:
+    """What a figure of speed hangs on; two figures with different ones are not compared."""
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "precision": precision,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "compiled": native.compiler(),
+    }
+
+
+def _fastest(run: Any, device: torch.device) -> float:
+    run()
+    return min(seconds(run, 1, device) for _ in range(7))
+
+
+def _error(left: torch.Tensor, right: torch.Tensor) -> float:
+    exact = left.double() @ right.double()
+    return float(((left @ right).double() - exact).norm() / exact.norm())
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    except OSError:
+        return platform.processor()

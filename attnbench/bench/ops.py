@@ -1,0 +1,147 @@
+"""Mechanisms alone: transforms of scores, and attention from projected queries, keys and values to contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from attnbench.attention.library import build_transform
+from attnbench.attention.modules.base import Site
+from attnbench.attention.modules.multihead import MultiHead
+from attnbench.attention.patterns.base import patterns
+from attnbench.attention.scores.dot import ScaledDotSpec
+from attnbench.attention.transforms.base import transforms
+from attnbench.attention.types import Dims, Memory, Positions
+from attnbench.bench.peers import Peer
+from attnbench.bench.timer import Case
+from attnbench.core import native
+
+SHAPES = ((64, 4, 32, 32), (16, 8, 128, 128), (4, 8, 512, 512))
+"""Batch, heads, queries, keys."""
+HEAD = 64
+TRANSFORMS: dict[str, dict[str, Any]] = {
+    "softmax": {"kind": "softmax"},
+    "topk, k = 8": {"kind": "topk", "k": 8},
+    "sparsemax": {"kind": "sparsemax"},
+    "entmax15": {"kind": "entmax15"},
+    "entmax, alpha = 1.3": {"kind": "entmax", "alpha": 1.3},
+    "entmax, learned alpha": {"kind": "entmax", "alpha": "learned"},
+    "csoftmax": {"kind": "csoftmax"},
+    "csparsemax": {"kind": "csparsemax"},
+    "sigmoid": {"kind": "sigmoid"},
+}
+"""What each transform is timed with; csoftmax and csparsemax under bounds of 4 / K."""
+PATTERNS = ("window", "block", "dilated", "global", "bigbird", "random")
+BASELINE = "torch.softmax"
+
+
+class Attention(NamedTuple):
+    """One mechanism of whole attention."""
+
+    pattern: Any = "full"
+    transform: Any = "softmax"
+
+
+def transform_cases(
+    shapes: tuple[tuple[int, ...], ...], device: torch.device, peers: list[Peer], names: list[str] | None = None
+) -> Iterator[Case]:
+    """Forward, and forward with backward, of every transform; torch.softmax goes first, and peers last."""
+    for shape in shapes:
+        generator = torch.Generator().manual_seed(0)
+        scores = (torch.randn(shape, generator=generator) * 2).to(device)
+        upstream = torch.randn(shape, generator=generator).to(device)
+        built = {name: _transform(name, shape, device) for name in names or TRANSFORMS}
+        functions: dict[str, Callable[[Tensor], Tensor]] = {BASELINE: lambda given: torch.softmax(given, -1), **built}
+        functions |= {
+            f"{peer.package}: {name}": function for peer in peers for name, function in peer.transforms.items()
+        }
+        title = "x".join(map(str, shape))
+        for name, function in functions.items():
+            check = None
+            if name in built and device.type == "cpu":  # elsewhere the definition is all there is
+                check = lambda function=function, scores=scores: _off_definition(function, scores)  # noqa: E731
+            yield Case(f"{title}, forward", name, _forward(function, scores), check=check)
+        for name, function in functions.items():
+            yield Case(f"{title}, forward and backward", name, _both(function, scores, upstream))
+
+
+def _transform(name: str, shape: tuple[int, ...], device: torch.device) -> Callable[[Tensor], Tensor]:
+    fields = dict(TRANSFORMS[name])
+    kind = fields.pop("kind")
+    transform = build_transform(kind, heads=shape[1], **fields)
+    if isinstance(transform, nn.Module):
+        transform.to(device)
+    if transforms.get(kind).needs_upper:
+        upper = torch.full((), 4 / shape[-1], device=device)
+        return lambda scores: transform(scores, upper=upper)
+    return transform
+
+
+def _off_definition(function: Callable[[Tensor], Tensor], scores: Tensor) -> float:
+    with torch.no_grad(), native.off():
+        wanted = function(scores)
+    with torch.no_grad():
+        return float((function(scores) - wanted).abs().max())
+
+
+def attention_cases(
+    shapes: tuple[tuple[int, ...], ...], device: torch.device, dtype: torch.dtype, n: int = 32
+) -> Iterator[Case]:
+    """Bidirectional attention of each transform, and of patterns at a budget of n where that is less than the keys."""
+    for shape in shapes:
+        batch, heads, length, _ = shape
+        generator = torch.Generator().manual_seed(0)
+        given = [torch.randn(batch, heads, length, HEAD, generator=generator).to(device, dtype) for _ in range(3)]
+        methods = {name: Attention(transform=fields) for name, fields in TRANSFORMS.items() if _plain(fields)}
+        if n < length:
+            methods |= {f"{name}, n = {n}": Attention(pattern={"kind": name, "n": n}) for name in PATTERNS}
+        title = "x".join(map(str, (*shape, HEAD)))
+        sdpa = nn.functional.scaled_dot_product_attention
+        runs: dict[str, Callable[..., Tensor]] = {"SDPA": sdpa, **{k: mixer(m, heads) for k, m in methods.items()}}
+        for name, function in runs.items():
+            yield Case(f"{title}, forward", name, lambda function=function, given=given: _quiet(function, given))
+        for name, function in runs.items():
+            yield Case(f"{title}, forward and backward", name, _both_of_three(function, given))
+
+
+def _plain(fields: dict[str, Any]) -> bool:
+    return not transforms.get(fields["kind"]).needs_upper
+
+
+def mixer(method: Attention, heads: int, backend: str = "auto") -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """`f(query, key, value)`, each `[B, H, L, E]`, of one mechanism in bidirectional self-attention."""
+    site = Site(ScaledDotSpec(), patterns.parse(method.pattern), transforms.parse(method.transform), backend=backend)  # pyright: ignore[reportArgumentType]
+    width = heads * HEAD
+    torch.manual_seed(0)
+    module = MultiHead(site, "encoder_self", width, Dims(heads=heads, query_width=width, key_width=width), 0.0)
+
+    def mix(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        at = torch.arange(query.shape[2], device=query.device)
+        return module.to(query.device).mix(query, Memory(key, value), Positions(at, at), need_weights=False)[0]
+
+    return mix
+
+
+def _quiet(function: Callable[..., Tensor], given: list[Tensor]) -> Tensor:
+    with torch.no_grad():
+        return function(*given)
+
+
+def _forward(function: Callable[[Tensor], Tensor], scores: Tensor) -> Callable[[], object]:
+    return lambda: _quiet(function, [scores])
+
+
+def _both(function: Callable[[Tensor], Tensor], scores: Tensor, upstream: Tensor) -> Callable[[], object]:
+    return lambda: function(scores.detach().requires_grad_()).backward(upstream)
+
+
+def _both_of_three(function: Callable[..., Tensor], given: list[Tensor]) -> Callable[[], object]:
+    upstream = torch.randn_like(given[0])
+
+    def run() -> None:
+        function(*(each.detach().requires_grad_() for each in given)).backward(upstream)
+
+    return run

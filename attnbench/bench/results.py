@@ -1,0 +1,154 @@
+"""Timings as sections of a report: ratios, shares of what the machine can do, tables, and what fell since another run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from attnbench.bench.machine import Choice, Roofline
+from attnbench.bench.timer import Timing
+
+SCHEMA = 1
+
+
+class Section(NamedTuple):
+    """Timings that one table shows: a line a name, a column a group.
+
+    baseline: the names whose fastest is 1 in every group. unit: of the work, "" where calls are counted.
+    exponents: of each name, where the groups are sizes.
+    """
+
+    title: str
+    baseline: tuple[str, ...]
+    timings: list[Timing]
+    unit: str = ""
+    exponents: dict[str, float] | None = None
+    peak_flops: float | None = None
+
+
+def relative(section: Section, timing: Timing) -> float | None:
+    """Speed against the fastest baseline of the group: 2 is twice as fast. None where the group has no baseline."""
+    rates = [each.rate for each in section.timings if each.group == timing.group and each.name in section.baseline]
+    return timing.rate / max(rates) if rates else None
+
+
+def share(section: Section, timing: Timing) -> float | None:
+    """The part of the measured rate of matrix products that a case reaches with its own."""
+    if timing.flops is None or section.peak_flops is None:
+        return None
+    return timing.flops / timing.median / section.peak_flops
+
+
+def as_json(
+    sections: Sequence[Section], signature: dict[str, Any], choices: Sequence[Choice], machine: Roofline, command: str
+) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA,
+        "command": command,
+        "signature": signature,
+        "machine": {"flops": machine.flops, "bandwidth": machine.bandwidth},
+        "choices": [choice._asdict() for choice in choices],
+        "sections": [
+            {
+                "title": section.title,
+                "baseline": list(section.baseline),
+                "unit": section.unit,
+                "exponents": section.exponents,
+                "timings": [
+                    {**each._asdict(), "relative": relative(section, each), "share": share(section, each)}
+                    for each in section.timings
+                ],
+            }
+            for section in sections
+        ],
+    }
+
+
+class Table(NamedTuple):
+    title: str
+    head: list[str]
+    lines: list[list[str]]
+
+
+def tables(sections: Sequence[Section]) -> Iterator[Table]:
+    for section in sections:
+        groups = list(dict.fromkeys(each.group for each in section.timings))
+        found = {(each.name, each.group): each for each in section.timings}
+        head = ["", *groups, *(["exponent"] if section.exponents else [])]
+        lines = []
+        for name in dict.fromkeys(each.name for each in section.timings):
+            line = [name]
+            for group in groups:
+                each = found.get((name, group))
+                line.append("" if each is None else _entry(section, each))
+            if section.exponents:
+                line.append(f"{section.exponents[name]:.2f}" if name in section.exponents else "")
+            lines.append(line)
+        yield Table(section.title, head, lines)
+
+
+def _entry(section: Section, timing: Timing) -> str:
+    """`131 us, x 1.2` of a call, with how much longer it takes; `3,200/s, x 0.95` of a rate, with its part."""
+    spread = (timing.high - timing.low) / (2 * timing.median)
+    ratio, part = relative(section, timing), share(section, timing)
+    if section.unit:
+        text = f"{timing.rate:,.0f}/s"
+        text += "" if ratio is None else f" x {ratio:.2f}"
+        text += "" if part is None else f", {100 * part:.0f}% of peak"
+    else:
+        text = _duration(timing.median)
+        text += "" if ratio is None else f" x {1 / ratio:.2f}"
+    return f"{text} ±{100 * spread:.0f}%"
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.0f} us"
+
+
+def head_lines(signature: dict[str, Any], choices: Sequence[Choice], machine: Roofline) -> list[str]:
+    lines = [", ".join(f"{name} {value}" for name, value in signature.items() if value is not None)]
+    rates = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {name}" for name, rate in machine.flops.items())
+    lines.append(f"measured: matrix products {rates}; copies {machine.bandwidth / 1e9:,.1f} GB/s")
+    for choice in choices:
+        gain = "" if choice.gain is None else f": {choice.gain:.2f} times as fast as without"
+        lines.append(f"{choice.what}: {choice.chosen}{gain}")
+    return lines
+
+
+def markdown(found: Sequence[Table], head: Sequence[str], command: str) -> str:
+    lines = [f"`{command}`", "", *(f"- {line}" for line in head)]
+    for table in found:
+        lines += ["", f"## {table.title}", "", f"| {' | '.join(table.head)} |", "|" + " --- |" * len(table.head)]
+        lines += [f"| {' | '.join(line)} |" for line in table.lines]
+    return "\n".join(lines) + "\n"
+
+
+class Fall(NamedTuple):
+    """A ratio that is lower than it was."""
+
+    section: str
+    group: str
+    name: str
+    before: float
+    now: float
+
+    def __str__(self) -> str:
+        return f"{self.section}: {self.name} ({self.group}) ran at {self.before:.2f} of the baseline, now at {self.now:.2f}"
+
+
+def falls(before: dict[str, Any], now: dict[str, Any], tolerance: float) -> tuple[list[Fall], int]:
+    """Ratios that fell by more than `tolerance` (a part of what they were), worst first; and how many were compared."""
+    old = dict(_ratios(before))
+    compared = [(key, old[key], ratio) for key, ratio in _ratios(now) if key in old]
+    fallen = [Fall(*key, was, ratio) for key, was, ratio in compared if ratio < was * (1 - tolerance)]
+    return sorted(fallen, key=lambda fall: fall.now / fall.before), len(compared)
+
+
+def _ratios(document: dict[str, Any]) -> Iterator[tuple[tuple[str, str, str], float]]:
+    for section in document["sections"]:
+        for each in section["timings"]:
+            if each["relative"] is not None and each["name"] not in section["baseline"]:
+                yield (section["title"], each["group"], each["name"]), each["relative"]

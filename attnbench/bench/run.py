@@ -1,0 +1,93 @@
+"""One measurement of speed from its options to its report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from attnbench.bench.machine import Choice, Roofline, roofline, set_up, signature, threads_here
+from attnbench.bench.models import SIZES
+from attnbench.bench.peers import find
+from attnbench.bench.plans import PLANS, Plan
+from attnbench.bench.results import SCHEMA, Fall, Section, as_json, falls, head_lines, markdown, tables
+from attnbench.core.errors import SpecError
+from attnbench.core.files import write_atomic
+from attnbench.core.spec import unknown
+from attnbench.train.runtime import Runtime, choose_device, use_threads
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True)
+class Report:
+    """document: what JSON holds."""
+
+    document: dict[str, Any]
+    sections: list[Section]
+    head: list[str]
+    command: str
+
+    def show(self, console: Console) -> None:
+        from rich.table import Table
+
+        for line in self.head:
+            console.print(line, markup=False)
+        for table in tables(self.sections):
+            shown = Table(*table.head, title=table.title, title_justify="left")
+            for line in table.lines:
+                shown.add_row(*line)
+            console.print(shown)
+
+    def write(self, folder: Path) -> None:
+        """speed.json and speed.md."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / "speed.json", json.dumps(self.document, indent=1) + "\n")
+        write_atomic(folder / "speed.md", markdown(list(tables(self.sections)), self.head, self.command))
+
+    def falls(self, earlier: dict[str, Any], tolerance: float) -> tuple[list[Fall], int]:
+        """Raises SpecError where the two were measured on unlike things."""
+        differ = [
+            f"{name} ({earlier['signature'].get(name)}, now {value})"
+            for name, value in self.document["signature"].items()
+            if earlier["signature"].get(name) != value
+        ]
+        if differ:
+            raise SpecError(f"--compare: these figures are not of the same kind: {'; '.join(differ)}")
+        return falls(earlier, self.document, tolerance)
+
+
+def run(
+    what: Sequence[str], *, device: str | None, precision: Literal["fp32", "bf16"] | str, threads: int | None,
+    rounds: int, quick: bool, against: str | None, size: str | None, command: str,
+) -> Report:  # fmt: skip
+    """Measure each of `what` (keys of PLANS). Raises SpecError and MissingExtraError before anything is timed."""
+    peers = find(against.split(",") if against else [])
+    sizes = size.split(",") if size else None
+    for name in sizes or []:
+        if name not in SIZES:
+            raise SpecError(f"--size: {unknown('size', name, list(SIZES))}")
+    place = choose_device(device)
+    use_threads(threads or threads_here())
+    runtime = Runtime(place, "bf16" if precision == "bf16" else "fp32")
+    choices: list[Choice] = set_up(place)
+    machine: Roofline = roofline(place)
+    plan = Plan(runtime, rounds, quick, peers, machine.flops[runtime.precision], sizes)
+    sections = [section for each in what for section in PLANS[each](plan)]  # pyright: ignore[reportArgumentType]
+    made = signature(place, runtime.precision)
+    document = as_json(sections, made, choices, machine, command)
+    return Report(document, sections, head_lines(made, choices, machine), command)
+
+
+def read_earlier(path: Path) -> dict[str, Any]:
+    """What --out wrote. Raises SpecError for another file."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise SpecError(f"--compare {path}: it cannot be read ({error})") from None
+    if not isinstance(document, dict) or document.get("schema_version") != SCHEMA or "sections" not in document:
+        raise SpecError(f"--compare {path}: it holds no measurement of `attnbench speed`; name a speed.json of --out")
+    return document

@@ -1,0 +1,92 @@
+"""Cost against length, k, memory slots and vocabulary, with the exponent of each: the slope of log time over log size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from attnbench.attention.library import build_transform
+from attnbench.attention.spec import AttentionSpec
+from attnbench.attention.types import Dims, Positions
+from attnbench.bench.ops import HEAD, Attention, _both, _both_of_three, mixer
+from attnbench.bench.timer import Case, Timing
+from attnbench.tasks.loss import smoothed_cross_entropy
+
+HEADS, N, WIDTH = 4, 32, 256
+METHODS: dict[str, Attention] = {
+    "softmax": Attention(),
+    "topk, k = 32": Attention(transform={"kind": "topk", "k": N}),
+    "entmax15": Attention(transform="entmax15"),
+    **{
+        f"{name}, n = {N}": Attention(pattern={"kind": name, "n": N})
+        for name in ("window", "block", "global", "bigbird")
+    },
+}
+GROUPS = ("length", "k", "memory slots", "vocabulary")
+
+
+def cases(lengths: Sequence[int], device: torch.device) -> Iterator[tuple[str, int, Case]]:
+    """(what it grows with, its size, the case): forward with backward, one sequence or one batch."""
+    for length in lengths:
+        given = [torch.randn(1, HEADS, length, HEAD, device=device) for _ in range(3)]
+        sdpa = nn.functional.scaled_dot_product_attention
+        for name, function in {"SDPA": sdpa, **{k: mixer(m, HEADS) for k, m in METHODS.items()}}.items():
+            yield "length", length, Case(f"length {length}", name, _both_of_three(function, given))
+    scores = torch.randn(4, HEADS, 256, 512, device=device)
+    for k in (1, 4, 16, 64, 256):
+        function = build_transform("topk", k=k)
+        yield "k", k, Case(f"k {k}", "topk, 512 keys", _both(function, scores, torch.randn_like(scores)))
+    for slots in (8, 16, 32, 64, 128):
+        yield "memory slots", slots, Case(f"slots {slots}", "fixed_memory, a query", _memory(slots, device))
+    for words in (1000, 4000, 16000, 64000):
+        yield (
+            "vocabulary",
+            words,
+            Case(f"vocabulary {words}", "output and its loss, 512 tokens", _output(words, device)),
+        )
+
+
+def _memory(slots: int, device: torch.device) -> Any:
+    site = AttentionSpec.model_validate({"cross": {"module": {"kind": "fixed_memory", "slots": slots}}}).site("cross")
+    module = site.build("cross", WIDTH, Dims(heads=1, query_width=WIDTH, key_width=WIDTH, longest_source=200), 0.0)
+    module.to(device)
+    memory = module.memorize(torch.randn(64, 200, WIDTH, device=device), None)
+    query = torch.randn(64, 1, WIDTH, device=device)
+    at = Positions(torch.zeros(1, dtype=torch.long, device=device), torch.arange(200, device=device))
+
+    def run() -> None:
+        with torch.no_grad():
+            module(query, memory, at)
+
+    return run
+
+
+def _output(words: int, device: torch.device) -> Any:
+    hidden = torch.randn(512, WIDTH, device=device, requires_grad=True)
+    weight = torch.randn(words, WIDTH, device=device, requires_grad=True)
+    wanted = torch.randint(words, (512,), device=device)
+
+    def run() -> None:
+        hidden.grad = weight.grad = None
+        smoothed_cross_entropy(nn.functional.linear(hidden, weight), wanted, 0.1)[0].backward()
+
+    return run
+
+
+def exponents(measured: Sequence[tuple[str, int, Timing]]) -> dict[tuple[str, str], float]:
+    """By what it grows with and its name."""
+    series: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for what, size, timing in measured:
+        series.setdefault((what, timing.name), []).append((size, timing.median))
+    return {key: slope(points) for key, points in series.items() if len(points) > 1}
+
+
+def slope(points: Sequence[tuple[int, float]]) -> float:
+    """Of the straight line through the logarithms of (size, seconds), by least squares."""
+    xs, ys = [math.log(size) for size, _ in points], [math.log(cost) for _, cost in points]
+    x, y = sum(xs) / len(xs), sum(ys) / len(ys)
+    return sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True)) / sum((a - x) ** 2 for a in xs)

@@ -1,0 +1,97 @@
+"""Interleaved timing: every case has its turn in every round, so that what the machine does meanwhile meets all alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from attnbench.core.errors import AttnbenchError
+
+TOLERANCE = 1e-3
+"""Largest difference from its definition, in float32, with which a case is timed; half precisions have ten times it."""
+
+
+class Case(NamedTuple):
+    """One thing to time. group: what it is compared within ("64x4x32x32, forward"); name: what it is called there.
+
+    work: what one call does, in the unit of its section (tokens; 1 where calls are counted). check: the largest
+    """
+
+    group: str
+    name: str
+    run: Callable[[], object]
+    work: float = 1.0
+    check: Callable[[], float] | None = None
+    flops: float | None = None
+
+
+class Timing(NamedTuple):
+    """Seconds a call: median, least and most over the rounds. first: of the very first call, compilation included.
+
+    error: the largest difference from the definition; None where there is none to compare with.
+    """
+
+    group: str
+    name: str
+    median: float
+    low: float
+    high: float
+    first: float
+    work: float
+    flops: float | None
+    error: float | None
+
+    @property
+    def rate(self) -> float:
+        """Work a second."""
+        return self.work / self.median
+
+
+def measure(
+    cases: Sequence[Case], *, rounds: int, chunk: float, device: torch.device, loose: bool = False
+) -> list[Timing]:
+    """Time the cases in turns. chunk: seconds that the calls of one turn take together, at least one call.
+
+    Raises AttnbenchError for a case that does not give what its definition gives: nothing is timed then.
+    """
+    errors = [None if case.check is None else case.check() for case in cases]
+    limit = TOLERANCE * (10 if loose else 1)
+    for case, error in zip(cases, errors, strict=True):
+        if error is not None and not error <= limit:
+            raise AttnbenchError(
+                f"{case.name} ({case.group}) lies {error:.1e} from its definition, and {limit:.0e} is allowed; "
+                "nothing was timed"
+            )
+    firsts = [seconds(case.run, 1, device) for case in cases]
+    calls = [max(1, min(5000, int(chunk / max(seconds(case.run, 1, device), 1e-7)))) for case in cases]
+    taken: list[list[float]] = [[] for _ in cases]
+    for turn in range(rounds):
+        for place in range(len(cases)):
+            at = (place + turn) % len(cases)  # no case always follows the same one
+            taken[at].append(seconds(cases[at].run, calls[at], device))
+    return [
+        Timing(
+            case.group, case.name, statistics.median(each), min(each), max(each), first, case.work, case.flops, error
+        )
+        for case, each, first, error in zip(cases, taken, firsts, errors, strict=True)
+    ]
+
+
+def seconds(run: Callable[[], object], calls: int, device: torch.device) -> float:
+    """Seconds a call, on the clock of the device."""
+    if device.type != "cuda":
+        started = time.perf_counter()
+        for _ in range(calls):
+            run()
+        return (time.perf_counter() - started) / calls
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(calls):
+        run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1000 / calls

@@ -1,0 +1,68 @@
+"""`attnbench speed`: how fast mechanisms, training and decoding are here."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnbench.cli import common
+
+
+class What(StrEnum):
+    ops = "ops"
+    train = "train"
+    decode = "decode"
+    scaling = "scaling"
+
+
+class Precision(StrEnum):
+    fp32 = "fp32"
+    bf16 = "bf16"
+
+
+def speed(
+    what: Annotated[What | None, typer.Argument(help="What to time; left out: ops, train and decode.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller cases: a minute instead of many.")] = False,
+    size: Annotated[str | None, typer.Option("--size", help="tiny, mini, iwslt, base; with commas.")] = None,
+    precision: Annotated[Precision, typer.Option("--precision", help="Of models, and of attention.")] = Precision.fp32,
+    threads: Annotated[int | None, typer.Option("--threads", help="Left out: all that are here.", min=1)] = None,
+    rounds: Annotated[int, typer.Option("--rounds", help="Turns that every case has.", min=1)] = 5,
+    against: Annotated[str | None, typer.Option("--against", help="Packages timed beside: entmax.")] = None,
+    compare: Annotated[Path | None, typer.Option("--compare", help="Say which ratios fell since this JSON.")] = None,
+    tolerance: Annotated[float, typer.Option("--tolerance", help="Part that a ratio may fall by.", min=0)] = 0.1,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for speed.json and speed.md.")] = None,
+    device: common.Device = None,
+    as_json: common.Json = False,
+) -> None:
+    """Time transforms, attention, training and decoding against softmax, in turns, in one run; a path that does not give
+    what its definition gives stops it. With --compare it ends with 1 when a ratio fell.
+
+    Example: attnbench speed ops --against entmax
+
+    Example: attnbench speed --quick --compare speed.json
+    """
+    from attnbench.bench.run import read_earlier, run
+
+    earlier = None if compare is None else read_earlier(compare)
+    command = " ".join(["attnbench", *sys.argv[1:]])
+    report = run(
+        [what.value] if what else ["ops", "train", "decode"], device=device, precision=precision.value, threads=threads,
+        rounds=rounds, quick=quick, against=against, size=size, command=command,
+    )  # fmt: skip
+    if out is not None:
+        report.write(out)
+    if as_json:
+        common.emit_json(report.document)
+    else:
+        report.show(common.console())
+    if earlier is not None:
+        fallen, compared = report.falls(earlier, tolerance)
+        for fall in fallen:
+            typer.echo(f"fell: {fall}", err=True)
+        typer.echo(f"{len(fallen)} of {compared} ratios fell by more than {100 * tolerance:.0f}%", err=True)
+        if fallen:
+            raise typer.Exit(1)
