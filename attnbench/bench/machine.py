@@ -58,9 +58,7 @@ def set_up(device: torch.device) -> list[Choice]:
     return [
         Choice("float32 matrix products", products, before / after if sent else None),
         Choice("freed memory", "kept for the next step", returned / kept),
-        Choice(
-            "transforms on rows", f"compiled by {compiler}" if compiler else "torch operations: no C++ compiler", None
-        ),
+        Choice("transforms and single queries", f"compiled by {compiler}" if compiler else "torch operations", None),
         Choice("threads", f"{torch.get_num_threads()} of {threads_here()} processors", None),
     ]
 

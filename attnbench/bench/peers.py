@@ -34,7 +34,7 @@ _KNOWN: dict[str, Callable[[], dict[str, Callable[[Tensor], Tensor]]]] = {"entma
 
 
 def find(names: list[str]) -> list[Peer]:
-    """The peers of these names. Raises SpecError for an unknown one, MissingExtraError for one that is not installed."""
+    """The peers of these names. Raises SpecError for an unknown one, MissingExtraError for one that is not there."""
     found = []
     for name in names:
         if name not in _KNOWN:

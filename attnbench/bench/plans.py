@@ -17,7 +17,7 @@ What = Literal["ops", "train", "decode", "scaling"]
 
 
 class Plan(NamedTuple):
-    """quick: fewer and smaller cases, for a look before a release. peak: measured FLOP/s of products in the precision."""
+    """quick: fewer and smaller cases, for a look before a release. peak: measured FLOP/s of matrix products."""
 
     runtime: Runtime
     rounds: int

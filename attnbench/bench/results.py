@@ -1,4 +1,4 @@
-"""Timings as sections of a report: ratios, shares of what the machine can do, tables, and what fell since another run."""
+"""Timings as sections of a report: ratios, shares of what the machine can do, tables, and what fell since a run."""
 
 from __future__ import annotations
 
@@ -136,7 +136,8 @@ class Fall(NamedTuple):
     now: float
 
     def __str__(self) -> str:
-        return f"{self.section}: {self.name} ({self.group}) ran at {self.before:.2f} of the baseline, now at {self.now:.2f}"
+        speeds = f"ran at {self.before:.2f} of the baseline, now at {self.now:.2f}"
+        return f"{self.section}: {self.name} ({self.group}) {speeds}"
 
 
 def falls(before: dict[str, Any], now: dict[str, Any], tolerance: float) -> tuple[list[Fall], int]:

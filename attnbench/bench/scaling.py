@@ -1,4 +1,4 @@
-"""Cost against length, k, memory slots and vocabulary, with the exponent of each: the slope of log time over log size."""
+"""Cost against length, k, memory slots and vocabulary, with its exponent: the slope of log time over log size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interleaved timing: every case has its turn in every round, so that what the machine does meanwhile meets all alike."""
+"""Interleaved timing: every case has its turn in every round, so that what else the machine does meets all alike."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ def speed(
     device: common.Device = None,
     as_json: common.Json = False,
 ) -> None:
-    """Time transforms, attention, training and decoding against softmax, in turns, in one run; a path that does not give
-    what its definition gives stops it. With --compare it ends with 1 when a ratio fell.
+    """Time transforms, attention, training and decoding against softmax, in turns, in one run; a path that does not
+    give what its definition gives stops it. With --compare it ends with 1 when a ratio fell.
 
     Example: attnbench speed ops --against entmax
 
