@@ -28,8 +28,18 @@ class Section(NamedTuple):
 
 def relative(section: Section, timing: Timing) -> float | None:
     """Speed against the fastest baseline of the group: 2 is twice as fast. None where the group has no baseline."""
-    rates = [each.rate for each in section.timings if each.group == timing.group and each.name in section.baseline]
+    rates = [each.rate for each in section.timings if _is_baseline(section, each, timing.group)]
     return timing.rate / max(rates) if rates else None
+
+
+def best(section: Section, timing: Timing) -> float | None:
+    """The same of the least times, which other work on the machine moves least."""
+    rates = [each.work / each.low for each in section.timings if _is_baseline(section, each, timing.group)]
+    return timing.work / timing.low / max(rates) if rates else None
+
+
+def _is_baseline(section: Section, each: Timing, group: str) -> bool:
+    return each.group == group and each.name in section.baseline
 
 
 def share(section: Section, timing: Timing) -> float | None:
@@ -55,7 +65,12 @@ def as_json(
                 "unit": section.unit,
                 "exponents": section.exponents,
                 "timings": [
-                    {**each._asdict(), "relative": relative(section, each), "share": share(section, each)}
+                    {
+                        **each._asdict(),
+                        "relative": relative(section, each),
+                        "best": best(section, each),
+                        "share": share(section, each),
+                    }
                     for each in section.timings
                 ],
             }
@@ -141,7 +156,8 @@ class Fall(NamedTuple):
 
 
 def falls(before: dict[str, Any], now: dict[str, Any], tolerance: float) -> tuple[list[Fall], int]:
-    """Ratios that fell by more than `tolerance` (a part of what they were), worst first; and how many were compared."""
+    """Ratios of least times that fell by more than `tolerance`, a part of what they were, worst first; and how many
+    were compared."""
     old = dict(_ratios(before))
     compared = [(key, old[key], ratio) for key, ratio in _ratios(now) if key in old]
     fallen = [Fall(*key, was, ratio) for key, was, ratio in compared if ratio < was * (1 - tolerance)]
@@ -151,5 +167,5 @@ def falls(before: dict[str, Any], now: dict[str, Any], tolerance: float) -> tupl
 def _ratios(document: dict[str, Any]) -> Iterator[tuple[tuple[str, str, str], float]]:
     for section in document["sections"]:
         for each in section["timings"]:
-            if each["relative"] is not None and each["name"] not in section["baseline"]:
-                yield (section["title"], each["group"], each["name"]), each["relative"]
+            if each["best"] is not None and each["name"] not in section["baseline"]:
+                yield (section["title"], each["group"], each["name"]), each["best"]

@@ -1,0 +1,105 @@
+"""What is measured is what it says: mechanisms against their definitions, sentences of the lengths told, exponents."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnbench.bench import models, ops, scaling
+from attnbench.bench.timer import Timing
+from attnbench.data.base import BOS, EOS, PAD
+from attnbench.train.runtime import Runtime
+
+CPU = torch.device("cpu")
+SHAPE = (2, 3, 5, 9)
+
+
+def test_transforms_are_checked_before_they_are_timed():
+    cases = list(ops.transform_cases((SHAPE,), CPU, []))
+    names = [case.name for case in cases if case.group.endswith("forward")]
+    assert names == [ops.BASELINE, *ops.TRANSFORMS]
+    for case in cases:
+        if case.check is not None:
+            assert case.check() < 1e-5
+        case.run()
+    assert [case.name for case in cases if case.check is not None] == list(ops.TRANSFORMS)
+
+
+def test_a_path_that_is_wrong_is_found(monkeypatch):
+    wrong = ops.build_transform("softmax")
+    monkeypatch.setattr(ops, "build_transform", lambda kind, **given: lambda scores: wrong(scores) * _native())
+    case = next(case for case in ops.transform_cases((SHAPE,), CPU, [], ["softmax"]) if case.check is not None)
+    assert case.check() > 0.01
+
+
+def _native():
+    """1 in the definition, 2 out of it."""
+    from attnbench.core import native
+
+    return 1 if native._off.get() else 2
+
+
+def test_attention_of_every_kind_runs_both_ways():
+    cases = list(ops.attention_cases(((1, 2, 12, 12),), CPU, torch.float32, n=4))
+    assert {case.name for case in cases} >= {"SDPA", "softmax", "window, n = 4", "random, n = 4"}
+    for case in cases:
+        case.run()
+
+
+def test_mixing_equals_sdpa():
+    given = [torch.randn(2, 3, 7, ops.HEAD) for _ in range(3)]
+    found = ops.mixer(ops.Attention(), 3)(*given)
+    torch.testing.assert_close(found, torch.nn.functional.scaled_dot_product_attention(*given), rtol=1e-5, atol=1e-5)
+
+
+def test_sentences_have_the_lengths_that_are_told():
+    found = models.batches(4, CPU)
+    for batch in found:
+        assert batch.source.shape[0] * max(batch.source.shape[1], batch.target_out.shape[1]) <= models.TOKENS
+        assert int(batch.source_valid.sum(1).min()) >= 5
+        assert int(batch.source_valid.sum(1).max()) <= 61
+        assert bool((batch.target_in[:, 0] == BOS).all())
+        last = batch.target_valid.sum(1, keepdim=True) - 1
+        assert bool((batch.target_out.gather(1, last) == EOS).all())
+        assert bool((batch.target_out[~batch.target_valid] == PAD).all())
+        assert bool((batch.target_in[~batch.target_valid] == PAD).all())
+        assert torch.equal(
+            batch.target_in[:, 1:][batch.target_valid[:, 1:]], batch.target_out[:, :-1][batch.target_valid[:, 1:]]
+        )
+    widths = [batch.target_out.shape[1] for batch in found]
+    assert widths == sorted(widths)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_training_and_decoding_run(precision, monkeypatch):
+    monkeypatch.setattr(models, "WORDS", 60)
+    monkeypatch.setattr(models, "TOKENS", 200)
+    monkeypatch.setattr(models, "STEPS", 4)
+    runtime = Runtime(CPU, precision)
+    (training,) = models.training_cases(["tiny"], ["softmax"], 1, runtime)
+    before = training.flops
+    training.run()
+    assert before > 0
+    cases = list(models.decoding_cases(["tiny"], ["softmax", "entmax15"], [3], [5], [1, 2], runtime))
+    assert [(case.group, case.name) for case in cases] == [
+        ("tiny, greedy, 3 x 5", "softmax"), ("tiny, greedy, 3 x 5", "entmax15"),
+        ("tiny, beam 2, 3 x 5", "softmax"), ("tiny, beam 2, 3 x 5", "entmax15"),
+    ]  # fmt: skip
+    for case in cases:
+        assert case.work == 12
+        case.run()
+
+
+def test_exponents():
+    timings = [
+        ("length", n, Timing(f"length {n}", "a", 3e-6 * n**1.5, 0, 0, 0, 1, None, None)) for n in (10, 100, 1000)
+    ]
+    assert scaling.exponents(timings) == {("length", "a"): pytest.approx(1.5)}
+
+
+def test_what_grows_runs():
+    made = list(scaling.cases([16, 32], CPU))
+    assert {what for what, _, _ in made} == set(scaling.GROUPS)
+    for what, _, case in made:
+        if what != "vocabulary":
+            case.run()

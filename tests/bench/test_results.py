@@ -1,0 +1,90 @@
+"""Ratios, tables and comparisons of timings that are written down here."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from attnbench.bench.machine import Roofline
+from attnbench.bench.results import Section, as_json, best, falls, markdown, relative, share, tables
+from attnbench.bench.timer import Timing
+
+MACHINE = Roofline({"fp32": 1e9}, 1e9)
+
+
+def timing(name, median, group="g", low=None, work=1.0, flops=None):
+    return Timing(group, name, median, median if low is None else low, median, 1.0, work, flops, None)
+
+
+def section(*timings, unit="", peak=None):
+    return Section("some", ("base", "other"), list(timings), unit, peak_flops=peak)
+
+
+def document(found):
+    return as_json([found], {}, [], MACHINE, "attnbench speed")
+
+
+def test_speed_is_against_the_fastest_baseline_of_the_group():
+    found = section(
+        timing("base", 2.0),
+        timing("other", 4.0),
+        timing("a", 1.0),
+        timing("a", 1.0, group="h"),
+        timing("base", 5.0, "h"),
+    )
+    assert relative(found, found.timings[2]) == 2.0
+    assert relative(found, found.timings[1]) == 0.5
+    assert relative(found, found.timings[3]) == 5.0
+    assert relative(section(timing("a", 1.0)), timing("a", 1.0)) is None
+
+
+def test_the_least_times_have_a_ratio_of_their_own():
+    found = section(timing("base", 2.0, low=1.0), timing("a", 4.0, low=0.5))
+    assert relative(found, found.timings[1]) == 0.5
+    assert best(found, found.timings[1]) == 2.0
+
+
+def test_the_share_of_what_the_machine_can_do():
+    found = section(timing("a", 2.0, flops=1e9), timing("b", 2.0), peak=1e9)
+    assert share(found, found.timings[0]) == 0.5
+    assert share(found, found.timings[1]) is None
+
+
+def test_tables_show_calls_as_times_and_rates_as_speeds():
+    calls = section(timing("base", 0.001), timing("a", 0.002, low=0.001))
+    (table,) = tables([calls])
+    assert table.head == ["", "g"]
+    assert table.lines == [["base", "1 ms x 1.00 ±0%"], ["a", "2 ms x 2.00 ±25%"]]
+    rates = section(timing("base", 1.0, work=4000), timing("a", 2.0, work=4000, flops=1e9), unit="tokens", peak=1e9)
+    (table,) = tables([rates])
+    assert table.lines == [["base", "4,000/s x 1.00 ±0%"], ["a", "2,000/s x 0.50, 50% of peak ±0%"]]
+
+
+def test_a_name_that_a_group_has_not_leaves_its_place_empty():
+    (table,) = tables([section(timing("base", 1e-5), timing("a", 1e-5, group="h"))])
+    assert table.lines == [["base", "10 us x 1.00 ±0%", ""], ["a", "", "10 us ±0%"]]
+
+
+def test_markdown_holds_every_line():
+    text = markdown(list(tables([section(timing("base", 1.0))])), ["signature"], "attnbench speed ops")
+    assert text.splitlines() == [
+        "`attnbench speed ops`", "", "- signature", "", "## some", "", "|  | g |", "| --- | --- |",
+        "| base | 1 s x 1.00 ±0% |",
+    ]  # fmt: skip
+
+
+def test_what_fell_is_told_worst_first_and_baselines_are_not_compared():
+    before = document(
+        section(timing("base", 1.0), timing("a", 1.0), timing("b", 1.0), timing("c", 1.0), timing("gone", 1.0))
+    )
+    now = document(
+        section(timing("base", 1.0), timing("a", 1.05), timing("b", 1.5), timing("c", 2.0), timing("new", 9.0))
+    )
+    fallen, compared = falls(before, json.loads(json.dumps(now)), 0.1)
+    assert [(fall.name, fall.before, pytest.approx(fall.now)) for fall in fallen] == [
+        ("c", 1.0, 0.5),
+        ("b", 1.0, 2 / 3),
+    ]
+    assert compared == 3
+    assert "now at 0.50" in str(fallen[0])

@@ -1,0 +1,56 @@
+"""Cases have their turns, what is timed is what was asked for, and nothing wrong is timed."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from attnbench.bench.timer import Case, measure
+from attnbench.core.errors import AttnbenchError
+
+CPU = torch.device("cpu")
+
+
+def test_every_case_has_its_turn_in_every_round_and_none_always_the_same_one_before_it():
+    seen = []
+    cases = [Case("g", name, lambda name=name: seen.append(name) or time.sleep(0.002)) for name in "abc"]
+    timings = measure(cases, rounds=3, chunk=0.001, device=CPU)
+    assert [each.name for each in timings] == ["a", "b", "c"]
+    assert seen == [*"abc", *"abc", *"abc", *"bca", *"cab"]  # the first call, the one that is gauged, the rounds
+
+
+def test_medians_and_spread(monkeypatch):
+    times = iter([9.0, 1.0, 3.0, 2.0, 7.0])
+    monkeypatch.setattr("attnbench.bench.timer.seconds", lambda run, calls, device: next(times))
+    (timing,) = measure([Case("g", "a", lambda: None, work=10)], rounds=3, chunk=0.1, device=CPU)
+    assert (timing.first, timing.low, timing.median, timing.high) == (9.0, 2.0, 3.0, 7.0)
+    assert timing.rate == pytest.approx(10 / 3)
+
+
+def test_short_cases_are_called_often_and_long_ones_once():
+    calls = {"short": 0, "long": 0}
+
+    def short():
+        calls["short"] += 1
+
+    def long():
+        calls["long"] += 1
+        time.sleep(0.02)
+
+    measure([Case("g", "s", short), Case("g", "l", long)], rounds=2, chunk=0.002, device=CPU)
+    assert calls["long"] == 4
+    assert calls["short"] > 20
+
+
+@pytest.mark.parametrize("error", [0.5, float("nan")])
+def test_what_differs_from_its_definition_is_not_timed(error):
+    timed = []
+    cases = [
+        Case("g", "right", lambda: timed.append(1), check=lambda: 0.0),
+        Case("g", "wrong", int, check=lambda: error),
+    ]
+    with pytest.raises(AttnbenchError, match="wrong"):
+        measure(cases, rounds=1, chunk=0.01, device=CPU)
+    assert not timed

@@ -1,0 +1,95 @@
+"""`attnbench speed`: a report on stdout and in files, comparison with an earlier one, and what is no option."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnbench.bench import machine, ops, plans
+
+
+@pytest.fixture(autouse=True)
+def _small(tmp_path, monkeypatch):
+    """Small cases; the number of threads is put back."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ops, "SHAPES", ((2, 2, 3, 5),))
+    monkeypatch.setattr(machine, "_SIDE", {"cpu": 64})
+    monkeypatch.setattr(machine, "_BYTES", {"cpu": 1 << 12})
+    monkeypatch.setattr(plans, "measure", lambda cases, **given: _measure(cases, **{**given, "chunk": 1e-4}))
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+_measure = plans.measure
+RUN = ("speed", "ops", "--quick", "--rounds", "1", "--threads", "1")
+
+
+def test_a_report_for_people_and_in_files(invoke):
+    result = invoke(*RUN, "--against", "entmax", "--out", "found")
+    for word in ("transforms of scores", "torch.softmax", "entmax: sparsemax", "SDPA", "GFLOP/s", "threads"):
+        assert word in result.stdout
+    document = json.loads(Path("found/speed.json").read_text())
+    assert document["command"].startswith("attnbench")
+    assert document["signature"]["threads"] == 1
+    transforms = document["sections"][0]
+    assert {each["name"] for each in transforms["timings"]} >= {*ops.TRANSFORMS, ops.BASELINE, "entmax: entmax15"}
+    for each in transforms["timings"]:
+        assert each["low"] <= each["median"] <= each["high"]
+        assert each["relative"] > 0
+    assert "| torch.softmax |" in Path("found/speed.md").read_text()
+
+
+def test_json_alone_on_stdout(invoke):
+    result = invoke(*RUN, "--json")
+    assert json.loads(result.stdout)["schema_version"] == 1
+
+
+def test_comparison_with_an_earlier_run(invoke):
+    invoke(*RUN, "--out", "found")
+    path = Path("found/speed.json")
+    document = json.loads(path.read_text())
+    for section in document["sections"]:
+        for each in section["timings"]:
+            each["best"] = each["best"] and each["best"] / 1000
+    path.write_text(json.dumps(document))
+    assert "0 of" in invoke(*RUN, "--compare", str(path)).stderr
+    for section in document["sections"]:
+        for each in section["timings"]:
+            each["best"] = each["best"] and each["best"] * 1e9
+    path.write_text(json.dumps(document))
+    result = invoke(*RUN, "--compare", str(path), code=1)
+    assert "fell: transforms of scores: sparsemax" in result.stderr
+
+
+def test_figures_of_another_kind_are_not_compared(invoke):
+    invoke(*RUN, "--out", "found")
+    path = Path("found/speed.json")
+    document = json.loads(path.read_text())
+    document["signature"]["threads"] = 99
+    path.write_text(json.dumps(document))
+    result = invoke(*RUN, "--compare", str(path), code=2)
+    assert "threads (99, now 1)" in result.stderr
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (("--against", "entmx"), "did you mean 'entmax'"),
+    (("--size", "huge"), "--size: unknown size 'huge'"),
+    (("--compare", "nowhere.json"), "nowhere.json: it cannot be read"),
+    (("--compare", "other.json"), "it holds no measurement"),
+])  # fmt: skip
+def test_bad_options_before_anything_is_timed(invoke, monkeypatch, options, said):
+    Path("other.json").write_text("[1]")
+    monkeypatch.setattr(plans, "measure", lambda *given, **more: pytest.fail("timed"))
+    assert said in invoke(*RUN, *options, code=2).stderr
+
+
+def test_a_package_that_is_not_installed(invoke, monkeypatch):
+    import builtins
+
+    real = builtins.__import__
+    monkeypatch.setattr("importlib.import_module", lambda name: real("no_such_package_here"))
+    assert "pip install entmax" in invoke(*RUN, "--against", "entmax", code=3).stderr
