@@ -259,13 +259,50 @@ template <class F, int P> void softmax(Block<F, P> b, V<F> top) {
     b.share(sum<F, P>(b.power_all()), top);
 }
 
-// A number t with the k largest living scores of `from` at or above it and no other, ties with the k-th included;
-// -inf where there are no more than k. By section, until the count is k or no number lies between the bounds; one row
-// alone would wait for each count, so it tries three numbers at a time. top: the largest score, which is told.
-template <class F, int P> V<F> kth(const V<F>* from, int n, typename F::I k, V<F>& top) {
+// how many scores of one row are at or above each of three numbers
+template <class F> inline void tally(const V<F>* from, int n, const typename F::T (&t)[3], int64_t (&count)[3]) {
+#ifdef __AVX512F__
+    if constexpr (F::W == 16) {
+        const __m512 a = _mm512_set1_ps(t[0]), b = _mm512_set1_ps(t[1]), c = _mm512_set1_ps(t[2]);
+        int found[3] = {};
+        for (int j = 0; j < n; ++j) {
+            found[0] += __builtin_popcount(_mm512_cmp_ps_mask((__m512)from[j], a, _CMP_GE_OQ));
+            found[1] += __builtin_popcount(_mm512_cmp_ps_mask((__m512)from[j], b, _CMP_GE_OQ));
+            found[2] += __builtin_popcount(_mm512_cmp_ps_mask((__m512)from[j], c, _CMP_GE_OQ));
+        }
+        for (int i = 0; i < 3; ++i) count[i] = found[i];
+        return;
+    }
+#endif
+    M<F> found[3] = {};
+    for (int j = 0; j < n; ++j)
+        for (int i = 0; i < 3; ++i) found[i] -= from[j] >= t[i];
+    for (int i = 0; i < 3; ++i) count[i] = sum<F, F::W>(found[i])[0];
+}
+
+// A number t with the k largest of n vectors at or above it and no other, ties with the k-th included, for one row: more
+// than k are at or above `low`, none above `high`. Three numbers at a time, since each count is waited for.
+template <class F> typename F::T section(const V<F>* from, int n, int64_t k, typename F::T low, typename F::T high) {
     using T = typename F::T;
-    constexpr int TRIES = P == F::W ? 3 : 1;
-    constexpr T parts = TRIES + 1;
+    int64_t count[3];
+    T t[3] = {low * (T)0.5 + high * (T)0.5, low * (T)0.25 + high * (T)0.75, high};
+    for (;;) {
+        tally<F>(from, n, t, count);
+        for (int i = 0; i < 3; ++i)
+            if (count[i] == k) return t[i];
+        T above = high;
+        for (int i = 2; i >= 0; --i) above = count[i] < k ? t[i] : above;
+        for (int i = 0; i < 3; ++i) low = count[i] > k ? t[i] : low;
+        high = above;
+        t[0] = low * (T)0.75 + high * (T)0.25;
+        t[1] = low * (T)0.5 + high * (T)0.5;
+        t[2] = low * (T)0.25 + high * (T)0.75;
+        if (!(t[1] > low && t[1] < high)) return low;
+    }
+}
+
+// The same for every row of a block; -inf where a row has no more than k. top: the largest score, which is told.
+template <class F, int P> V<F> kth(const V<F>* from, int n, typename F::I k, V<F>& top) {
     V<F> bottom = all<F>(INF<F>);
     M<F> living{};
     top = all<F>(-INF<F>);
@@ -276,24 +313,17 @@ template <class F, int P> V<F> kth(const V<F>* from, int n, typename F::I k, V<F
         bottom = lives ? smaller<F>(bottom, from[j]) : bottom;
     }
     top = most<F, P>(top);
-    V<F> low = -most<F, P>(-bottom), high = top;  // k are at or above `low`, fewer above `high`
+    V<F> low = -most<F, P>(-bottom), high = top, t = top;
     M<F> few = (sum<F, P>(living) <= k) | (top == INF<F>), open = ~few;
-    V<F> t[TRIES];
-    for (int i = 0; i < TRIES; ++i) t[i] = i + 1 < TRIES ? low * ((TRIES - i) / parts) + high * ((i + 1) / parts) : top;
+    if constexpr (P == F::W) return few[0] ? all<F>(-INF<F>) : all<F>(section<F>(from, n, k, low[0], high[0]));
     while (any<F, P>(open)) {
-        M<F> count[TRIES] = {};
-        for (int j = 0; j < n; ++j)
-            for (int i = 0; i < TRIES; ++i) count[i] -= from[j] >= t[i];
-        M<F> met{};
-        for (int i = 0; i < TRIES; ++i) {  // from below
-            count[i] = sum<F, P>(count[i]);
-            low = (open & (count[i] >= k)) ? t[i] : low;
-            met |= count[i] == k;
-        }
-        for (int i = TRIES - 1; i >= 0; --i) high = (open & (count[i] < k)) ? t[i] : high;
-        for (int i = 0; i < TRIES; ++i) t[i] = low * ((TRIES - i) / parts) + high * ((i + 1) / parts);
-        V<F> middle = t[TRIES / 2];
-        open &= ~met & (middle > low) & (middle < high);
+        M<F> count{};
+        for (int j = 0; j < n; ++j) count -= from[j] >= t;
+        count = sum<F, P>(count);
+        low = (open & (count >= k)) ? t : low;
+        high = (open & (count < k)) ? t : high;
+        t = low * (typename F::T)0.5 + high * (typename F::T)0.5;
+        open &= (count != k) & (t > low) & (t < high);
     }
     return few ? all<F>(-INF<F>) : low;
 }
@@ -672,23 +702,28 @@ template <class F> struct Back {
         V<F> bend{}, log{}, taken{}, taken_bend{}, taken_log{}, grown{};
     };
 
-    // p of N vectors becomes q = p^(1 - e); sums grow by what the gradient at alpha needs
-    template <int N> void slopes(V<F>* p, const V<F>* g, V<F> e, Sums& sums) const {
-        V<F> l[N], x[N], ex[N], second[N];
+    // p of N vectors becomes q = p^(1 - e); sums grow by what the gradient at alpha needs: with l = log p and x = -e l,
+    // (e^x - 1 - x) / e^2, which a small e leaves no digits but by its series
+    template <int N> void slopes(V<F>* p, const V<F>* g, V<F> e, bool series, Sums& sums) const {
+        V<F> l[N], x[N], ex[N], second[N], inverse_square = 1 / (e * e);
         for (int i = 0; i < N; ++i) l[i] = larger<F>(p[i], all<F>(TINY<F>));
         logarithm<N>(l);
         for (int i = 0; i < N; ++i) ex[i] = x[i] = -e * l[i];
         power<N>(ex);
         if (to_excess) {
-            second_order<F, N>(x, ex, second);
+            if (series) second_order<F, N>(x, ex, second);
             for (int i = 0; i < N; ++i) {
-                V<F> pg = p[i] != 0 ? p[i] * g[i] : V<F>{}, v = l[i] * l[i] * second[i];
+                V<F> pg = p[i] != 0 ? p[i] * g[i] : V<F>{}, grown = ex[i] - 1, v = (grown - x[i]) * inverse_square;
+                if (series) {
+                    grown = x[i] + x[i] * x[i] * second[i];
+                    v = l[i] * l[i] * second[i];
+                }
                 sums.bend += p[i] * v;
                 sums.log += p[i] * l[i];
                 sums.taken += pg;
                 sums.taken_bend += pg * v;
                 sums.taken_log += pg * l[i];
-                sums.grown += p[i] * (x[i] + x[i] * x[i] * second[i]);
+                sums.grown += p[i] * grown;
             }
         }
         for (int i = 0; i < N; ++i) p[i] = p[i] == p[i] ? p[i] * ex[i] : p[i];
@@ -697,9 +732,10 @@ template <class F> struct Back {
     template <int P> void slopes(V<F>* p, const V<F>* g, int n, int64_t row, int rows) const {
         V<F> e = per_row<F, P>(excess, shape, row, rows);
         Sums sums;
+        bool series = F::W == 8 || any<F, 1>(e < (typename F::T)0.25);
         int j = 0;
-        for (; j + STEP <= n; j += STEP) slopes<STEP>(p + j, g + j, e, sums);
-        for (; j < n; ++j) slopes<1>(p + j, g + j, e, sums);
+        for (; j + STEP <= n; j += STEP) slopes<STEP>(p + j, g + j, e, series, sums);
+        for (; j < n; ++j) slopes<1>(p + j, g + j, e, series, sums);
         if (!to_excess) return;
         V<F> b = sum<F, P>(sums.bend), l = sum<F, P>(sums.log);
         V<F> tb = sum<F, P>(sums.taken_bend), tl = sum<F, P>(sums.taken_log);
