@@ -8,6 +8,7 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 from attnbench.core.files import cache_root
 from attnbench.core.lock import making
@@ -60,14 +62,20 @@ def _load(source: Path) -> ctypes.CDLL | None:
     if name is None:
         _log.debug("no C++ compiler: %s is left to torch", source.stem)
         return None
-    text = source.read_bytes()
-    key = hashlib.sha256(b"\0".join([text, name.encode(), _processor(), *(flag.encode() for flag in _FLAGS)]))
+    key = hashlib.sha256(
+        b"\0".join([*_texts(source), name.encode(), _processor(), *(flag.encode() for flag in _FLAGS)])
+    )
     target = f"{source.stem.strip('_')}-{key.hexdigest()[:16]}.so"
     try:
         return ctypes.CDLL(str(_made(source, cache_root() / "native" / target)))
     except (OSError, subprocess.SubprocessError) as error:
         _log.warning("%s could not be compiled, and is left to torch: %s", source.name, error)
         return None
+
+
+def at(tensor: Any) -> ctypes.c_void_p:
+    """Where the numbers of a contiguous tensor lie; null for None."""
+    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
 
 
 @functools.cache
@@ -81,6 +89,13 @@ def compiler() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return said.stdout.partition("\n")[0].strip()
+
+
+def _texts(source: Path) -> list[bytes]:
+    """The source, and what it includes of this package."""
+    text = source.read_bytes()
+    included = re.findall(rb'^#include "([^"]+)"', text, re.MULTILINE)
+    return [text, *(each for name in included for each in _texts(source.parent / name.decode()))]
 
 
 def _command() -> str | None:

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import ctypes
+from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from attnbench.core import native
+
+_SOURCE = Path(__file__).with_name("_loss.cpp")
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 BLOCK = 1 << 19  # elements of a block of float32 logits: 2 MiB, so that its passes stay in the processor's cache
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+        if _serves(logits):
+            loss, nll, gradient = _compiled(logits.detach(), target, smoothing, logits.requires_grad)
+            ctx.save_for_backward(gradient)
+            ctx.mark_non_differentiable(nll)
+            return loss, nll
         rows, vocab = logits.shape
         needs_grad = logits.requires_grad
         gradient = torch.empty_like(logits) if needs_grad else None
@@ -38,6 +49,29 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, None, None]:
         (gradient,) = ctx.saved_tensors
         return (gradient * upstream[0].to(gradient.dtype) if gradient is not None else None), None, None
+
+
+def _serves(logits: Tensor) -> bool:
+    """Whether the compiled path takes these logits."""
+    if logits.device.type != "cpu" or logits.dtype not in _NAMES or logits.numel() == 0:
+        return False
+    return not torch.compiler.is_compiling() and native.load(_SOURCE) is not None
+
+
+def _compiled(
+    logits: Float[Tensor, "N V"], target: Int[Tensor, "N"], smoothing: float, needs_grad: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """loss, nll, and the gradient where it is needed (_loss.cpp)."""
+    library: Any = native.load(_SOURCE)
+    logits, target = logits.contiguous(), target.contiguous()
+    gradient = torch.empty_like(logits) if needs_grad else None
+    found = torch.empty(2, len(logits))
+    getattr(library, f"attnbench_smoothed_{_NAMES[logits.dtype]}")(
+        native.at(logits), native.at(target), ctypes.c_int64(len(logits)), ctypes.c_int64(logits.shape[1]),
+        ctypes.c_float(smoothing), native.at(gradient), native.at(found[0]), native.at(found[1]),
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return found[0].sum(), found[1].sum(), gradient
 
 
 def smoothed_cross_entropy(

@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+from attnbench.core import dropout as module
+from attnbench.core import native
 from attnbench.core.dropout import Dropout
 
 
@@ -87,3 +89,25 @@ def test_a_rate_next_to_one_still_has_a_scale():
 def test_a_rate_outside_is_refused(p: float):
     with pytest.raises(ValueError, match="probability"):
         Dropout(p)
+
+
+@pytest.mark.skipif(native.load(module._SOURCE) is None, reason="no C++ compiler: torch operations serve")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 37, 50_001])
+def test_the_compiled_path_is_bit_for_bit_the_other(dtype: torch.dtype, count: int):
+    x = (torch.randn(3, count) * 10).to(dtype)
+    x[0, 0] = math.nan
+    x[1, 0], x[2, 0] = math.inf, 3e38
+    upstream = torch.randn(3, count).to(dtype)
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        torch.manual_seed(5)
+        given = x.detach().requires_grad_()
+        out = Dropout(0.3)(given)
+        return out.detach(), torch.autograd.grad(out, given, upstream)[0]
+
+    compiled = run()
+    with native.off():
+        plain = run()
+    for ours, theirs in zip(compiled, plain, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)

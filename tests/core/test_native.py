@@ -40,6 +40,17 @@ def test_compiled_once_and_again_when_the_source_changes(source, tmp_path):
 
 
 @compiled
+def test_what_a_source_includes_is_part_of_it(source):
+    number = source.with_name("_number.hpp")
+    number.write_text("#define NUMBER 1\n")
+    source.write_text('#include "_number.hpp"\n' + SOURCE.replace("42", "NUMBER"))
+    assert native.load(source).answer() == 1
+    number.write_text("#define NUMBER 2\n")
+    native._load.cache_clear()
+    assert native.load(source).answer() == 2
+
+
+@compiled
 def test_what_cannot_be_compiled_is_told_and_left(source, caplog):
     source.write_text("this is no program\n")
     with caplog.at_level(logging.WARNING):

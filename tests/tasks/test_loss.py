@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from attnbench.core import native
 from attnbench.tasks import loss as module
 from attnbench.tasks.loss import smoothed_cross_entropy
 
@@ -65,3 +68,48 @@ def test_without_gradients_and_without_rows():
     loss, nll = smoothed_cross_entropy(empty, none, 0.1)
     loss.backward()
     assert loss.item() == nll.item() == 0.0
+
+
+@pytest.mark.skipif(native.load(module._SOURCE) is None, reason="no C++ compiler: torch operations serve")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "vocab"), [(1, 1), (5, 3), (70, 1003)])
+@pytest.mark.parametrize("scale", [0.0, 3.0, 100.0])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_compiled_path_gives_the_same(dtype, rows, vocab, scale, smoothing):
+    logits, target = case(rows, vocab, scale)
+    given = logits.detach().to(dtype).requires_grad_()
+    loss, nll = smoothed_cross_entropy(given, target, smoothing)
+    (2 * loss).backward()
+    with native.off():
+        exact = given.detach().double().requires_grad_()
+        wanted, wanted_nll = smoothed_cross_entropy(exact, target, smoothing)
+        (2 * wanted).backward()
+    assert torch.allclose(loss.double(), wanted, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(nll.double(), wanted_nll, rtol=1e-5, atol=1e-5)
+    assert given.grad is not None
+    assert exact.grad is not None
+    tolerance = 1e-6 if dtype == torch.float32 else 0.01
+    assert torch.allclose(given.grad.double(), exact.grad, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("content", [math.nan, math.inf])
+def test_what_is_not_a_number_is_seen(content):
+    logits, target = case(4, 40, dtype=torch.float32)
+    with torch.no_grad():
+        logits[2, 7] = content
+    loss, nll = smoothed_cross_entropy(logits, target, 0.1)
+    loss.backward()
+    assert not math.isfinite(loss.item())
+    assert not math.isfinite(nll.item())
+    assert logits.grad is not None
+    assert bool(logits.grad[2].isnan().any())
+    assert bool(logits.grad[[0, 1, 3]].isfinite().all())
+
+
+def test_a_word_that_cannot_be_costs_nothing_without_smoothing():
+    logits, target = case(3, 30, dtype=torch.float32)
+    with torch.no_grad():
+        logits[:, (int(target[0]) + 1) % 30] = -math.inf
+    safe = target.clone().fill_(int(target[0]))
+    loss, _ = smoothed_cross_entropy(logits, safe, 0.0)
+    assert torch.allclose(loss, cross_entropy(logits, safe, reduction="sum"), rtol=1e-5)

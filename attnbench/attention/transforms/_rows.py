@@ -65,8 +65,8 @@ def weigh(scores: Float[Tensor, "... K"], valid: Bool[Tensor, "..."] | None, fus
     excess = _excess(fused.excess, scores) if fused.kind == "entmax" else None
     failed = _call(
         scores.dtype, "forward",
-        _KINDS.index(fused.kind), _at(scores), *(_strided(mark) for mark in (*held, excess)),
-        _shape(dims), ctypes.c_int64(fused.k), _at(out), torch.get_num_threads(),
+        _KINDS.index(fused.kind), native.at(scores), *(_strided(mark) for mark in (*held, excess)),
+        _shape(dims), ctypes.c_int64(fused.k), native.at(out), torch.get_num_threads(),
     )  # fmt: skip
     if failed:
         raise MemoryError(f"no memory for rows of {scores.shape[-1]} keys")
@@ -84,8 +84,8 @@ def pull_back(
     excess = _excess(fused.excess, weights) if fused.kind == "entmax" else None
     _call(
         weights.dtype, "backward",
-        _KINDS.index(fused.kind), _at(weights), _at(grad), _strided(excess), _shape(_dims(weights.shape)),
-        _at(out), _at(alphas), torch.get_num_threads(),
+        _KINDS.index(fused.kind), native.at(weights), native.at(grad), _strided(excess), _shape(_dims(weights.shape)),
+        native.at(out), native.at(alphas), torch.get_num_threads(),
     )  # fmt: skip
     return out, alphas
 
@@ -125,7 +125,3 @@ def _strided(given: Tensor | None) -> Any:
         return ctypes.byref(_NOTHING)
     strides = (*given.stride()[:-1], given.stride(-1) if given.shape[-1] > 1 else 0)
     return ctypes.byref(_Strided(given.data_ptr(), *strides))
-
-
-def _at(tensor: Tensor | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())

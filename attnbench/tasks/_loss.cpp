@@ -1,0 +1,80 @@
+// Label-smoothed cross-entropy and its gradient, a row at a time: the row is read from memory once.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "../core/_bfloat16.hpp"
+
+namespace {
+
+// e^x for x <= 0, to 2 ulp: 2^n times a polynomial on what is left
+inline float power(float x) {
+    float kept = x < -87.3f ? -87.3f : x;
+    float n = std::floor(kept * 1.44269504f + 0.5f);
+    float r = kept - n * 0.693359375f + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    int32_t bits = ((int32_t)n + 127) << 23;
+    float scale;
+    std::memcpy(&scale, &bits, 4);
+    return x < -87.3f ? 0.0f : p * scale;
+}
+
+// loss and nll of each row; gradient where it is asked for
+template <class T>
+void smoothed(
+    const T* logits, const int64_t* target, int64_t rows, int64_t words, float smoothing, T* gradient, float* loss,
+    float* nll, int threads) {
+    const float even = smoothing / words;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        std::vector<float> row(words);
+        float* z = row.data();
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < rows; ++i) {
+            const T* from = logits + i * words;
+            float top = -INFINITY, all = 0, mass = 0;
+#pragma omp simd reduction(max : top) reduction(+ : all)
+            for (int64_t v = 0; v < words; ++v) {
+                z[v] = wide(from[v]);
+                top = z[v] > top ? z[v] : top;
+                all += z[v];
+            }
+            const float wanted = z[target[i]];
+#pragma omp simd reduction(+ : mass)
+            for (int64_t v = 0; v < words; ++v) {
+                z[v] = power(z[v] - top);
+                mass += z[v];
+            }
+            const bool sound = all == all && top < INFINITY;  // a NaN among the logits is in their sum
+            const float sum = sound ? std::log(mass) + top : NAN;
+            nll[i] = sum - wanted;
+            loss[i] = (1 - smoothing) * nll[i] + (smoothing > 0 ? smoothing * (sum - all / words) : 0);
+            if (!gradient) continue;
+            T* to = gradient + i * words;
+            const float scale = sound ? 1 / mass : NAN;
+#pragma omp simd
+            for (int64_t v = 0; v < words; ++v) narrow(z[v] * scale - even, to[v]);
+            narrow(z[target[i]] * scale - even - (1 - smoothing), to[target[i]]);
+        }
+    }
+}
+
+}  // namespace
+
+#define SMOOTHED(NAME, T)                                                                                              \
+    extern "C" void attnbench_smoothed_##NAME(                                                                         \
+        const T* logits, const int64_t* target, int64_t rows, int64_t words, float smoothing, T* gradient,             \
+        float* loss, float* nll, int threads) {                                                                        \
+        smoothed<T>(logits, target, rows, words, smoothing, gradient, loss, nll, threads);                             \
+    }
+
+SMOOTHED(float32, float)
+SMOOTHED(bfloat16, Half)
