@@ -54,7 +54,7 @@ def set_up(device: torch.device) -> list[Choice]:
     returned = _fastest(lambda: torch.empty(block, dtype=torch.int8).fill_(1), device)
     keep_freed_memory()
     kept = _fastest(lambda: torch.empty(block, dtype=torch.int8).fill_(1), device)
-    compiler = native.compiler()
+    compiler = native.engine()
     return [
         Choice("float32 matrix products", products, before / after if sent else None),
         Choice("freed memory", "kept for the next step", returned / kept),
@@ -83,7 +83,7 @@ def signature(device: torch.device, precision: str) -> dict[str, Any]:
         "precision": precision,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "compiled": native.compiler(),
+        "compiled": native.engine(),
     }
 
 

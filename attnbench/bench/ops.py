@@ -65,7 +65,10 @@ def transform_cases(
                 check = lambda function=function, scores=scores: _off_definition(function, scores)  # noqa: E731
             yield Case(f"{title}, forward", name, _forward(function, scores), check=check)
         for name, function in functions.items():
-            yield Case(f"{title}, forward and backward", name, _both(function, scores, upstream))
+            check = None
+            if name in built and device.type == "cpu":
+                check = lambda function=function, given=(scores, upstream): _gradient_off(function, *given)  # noqa: E731
+            yield Case(f"{title}, forward and backward", name, _both(function, scores, upstream), check=check)
 
 
 def _transform(name: str, shape: tuple[int, ...], device: torch.device) -> Callable[[Tensor], Tensor]:
@@ -87,6 +90,16 @@ def _off_definition(function: Callable[[Tensor], Tensor], scores: Tensor) -> flo
         return float((function(scores) - wanted).abs().max())
 
 
+def _gradient_off(function: Callable[[Tensor], Tensor], scores: Tensor, upstream: Tensor) -> float:
+    def gradient() -> Tensor:
+        given = scores.detach().requires_grad_()
+        return torch.autograd.grad(function(given), given, upstream)[0]
+
+    with native.off():
+        wanted = gradient()
+    return float((gradient() - wanted).abs().max())
+
+
 def attention_cases(
     shapes: tuple[tuple[int, ...], ...], device: torch.device, dtype: torch.dtype, n: int = 32
 ) -> Iterator[Case]:
@@ -102,9 +115,20 @@ def attention_cases(
         sdpa = nn.functional.scaled_dot_product_attention
         runs: dict[str, Callable[..., Tensor]] = {"SDPA": sdpa, **{k: mixer(m, heads) for k, m in methods.items()}}
         for name, function in runs.items():
-            yield Case(f"{title}, forward", name, lambda function=function, given=given: _quiet(function, given))
+            plain = mixer(methods[name], heads, "dense") if name in methods else mixer(Attention(), heads, "dense")
+            yield Case(
+                f"{title}, forward", name, lambda function=function, given=given: _quiet(function, given),
+                check=lambda function=function, plain=plain, given=given: _apart(function, plain, given),
+            )  # fmt: skip
         for name, function in runs.items():
             yield Case(f"{title}, forward and backward", name, _both_of_three(function, given))
+
+
+def _apart(function: Callable[..., Tensor], plain: Callable[..., Tensor], given: list[Tensor]) -> float:
+    """How far contexts lie from those of all scores, in torch operations and float32."""
+    with native.off():
+        wanted = _quiet(plain, [each.float() for each in given])
+    return float((_quiet(function, given).float() - wanted).abs().max())
 
 
 def _plain(fields: dict[str, Any]) -> bool:

@@ -151,7 +151,7 @@ class Fall(NamedTuple):
     now: float
 
     def __str__(self) -> str:
-        speeds = f"ran at {self.before:.2f} of the baseline, now at {self.now:.2f}"
+        speeds = f"was {self.before:.2f}, now at {self.now:.2f}"
         return f"{self.section}: {self.name} ({self.group}) {speeds}"
 
 
@@ -167,5 +167,7 @@ def falls(before: dict[str, Any], now: dict[str, Any], tolerance: float) -> tupl
 def _ratios(document: dict[str, Any]) -> Iterator[tuple[tuple[str, str, str], float]]:
     for section in document["sections"]:
         for each in section["timings"]:
-            if each["best"] is not None and each["name"] not in section["baseline"]:
+            if each["best"] is not None:
                 yield (section["title"], each["group"], each["name"]), each["best"]
+            if each["share"] is not None:
+                yield (section["title"], each["group"], f"{each['name']}, share of peak"), each["share"]

@@ -49,35 +49,47 @@ class Report:
         write_atomic(folder / "speed.md", markdown(list(tables(self.sections)), self.head, self.command))
 
     def falls(self, earlier: dict[str, Any], tolerance: float) -> tuple[list[Fall], int]:
-        """Raises SpecError where the two were measured on unlike things."""
-        differ = [
-            f"{name} ({earlier['signature'].get(name)}, now {value})"
-            for name, value in self.document["signature"].items()
-            if earlier["signature"].get(name) != value
-        ]
-        if differ:
-            raise SpecError(f"--compare: these figures are not of the same kind: {'; '.join(differ)}")
-        return falls(earlier, self.document, tolerance)
+        """Raises SpecError where the two have no figure in common."""
+        found, compared = falls(earlier, self.document, tolerance)
+        if not compared:
+            raise SpecError("--compare: the two measurements have no figure in common; run what the earlier one ran")
+        return found, compared
+
+
+def _same_kind(earlier: dict[str, Any], signature: dict[str, Any]) -> None:
+    """Raise SpecError where the earlier figures hang on other things."""
+    was = earlier["signature"]
+    differ = [f"{name} ({was.get(name)}, now {value})" for name, value in signature.items() if was.get(name) != value]
+    if differ:
+        raise SpecError(f"--compare: these figures are not of the same kind: {'; '.join(differ)}")
 
 
 def run(
     what: Sequence[str], *, device: str | None, precision: Literal["fp32", "bf16"] | str, threads: int | None,
     rounds: int, quick: bool, against: str | None, size: str | None, command: str,
+    earlier: dict[str, Any] | None = None,
 ) -> Report:  # fmt: skip
-    """Measure each of `what` (keys of PLANS). Raises SpecError and MissingExtraError before anything is timed."""
+    """Measure each of `what` (keys of PLANS). earlier: what it will be compared with.
+
+    Raises SpecError and MissingExtraError before anything is timed.
+    """
     peers = find(against.split(",") if against else [])
     sizes = size.split(",") if size else None
     for name in sizes or []:
         if name not in SIZES:
             raise SpecError(f"--size: {unknown('size', name, list(SIZES))}")
     place = choose_device(device)
+    if place.type not in ("cpu", "cuda"):
+        raise SpecError(f"--device {device}: speed is measured on cpu and cuda")
     use_threads(threads or threads_here())
     runtime = Runtime(place, "bf16" if precision == "bf16" else "fp32")
+    made = signature(place, runtime.precision)
+    if earlier is not None:
+        _same_kind(earlier, made)
     choices: list[Choice] = set_up(place)
     machine: Roofline = roofline(place)
     plan = Plan(runtime, rounds, quick, peers, machine.flops[runtime.precision], sizes)
     sections = [section for each in what for section in PLANS[each](plan)]  # pyright: ignore[reportArgumentType]
-    made = signature(place, runtime.precision)
     document = as_json(sections, made, choices, machine, command)
     return Report(document, sections, head_lines(made, choices, machine), command)
 
@@ -88,6 +100,7 @@ def read_earlier(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise SpecError(f"--compare {path}: it cannot be read ({error})") from None
-    if not isinstance(document, dict) or document.get("schema_version") != SCHEMA or "sections" not in document:
+    known = isinstance(document, dict) and document.get("schema_version") == SCHEMA
+    if not known or not {"sections", "signature"} <= set(document):
         raise SpecError(f"--compare {path}: it holds no measurement of `attnbench speed`; name a speed.json of --out")
     return document

@@ -18,7 +18,8 @@ TOLERANCE = 1e-3
 class Case(NamedTuple):
     """One thing to time. group: what it is compared within ("64x4x32x32, forward"); name: what it is called there.
 
-    work: what one call does, in the unit of its section (tokens; 1 where calls are counted). check: the largest
+    work: what one call does, in the unit of its section (tokens; 1 where calls are counted). check: gives the largest
+    difference from the definition.
     """
 
     group: str
@@ -30,7 +31,7 @@ class Case(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Seconds a call: median, least and most over the rounds. first: of the very first call, compilation included.
+    """Seconds a call: median, least and most over the rounds. first: of the first call, which may compile.
 
     error: the largest difference from the definition; None where there is none to compare with.
     """

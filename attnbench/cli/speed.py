@@ -38,8 +38,8 @@ def speed(
     device: common.Device = None,
     as_json: common.Json = False,
 ) -> None:
-    """Time transforms, attention, training and decoding against softmax, in turns, in one run; a path that does not
-    give what its definition gives stops it. With --compare it ends with 1 when a ratio fell.
+    """Time transforms, attention, training and decoding against softmax, in turns, in one run; a transform or an
+    attention that does not give what its definition gives stops it. With --compare it ends with 1 when a ratio fell.
 
     Example: attnbench speed ops --against entmax
 
@@ -52,6 +52,7 @@ def speed(
     report = run(
         [what.value] if what else ["ops", "train", "decode"], device=device, precision=precision.value, threads=threads,
         rounds=rounds, quick=quick, against=against, size=size, command=command,
+        earlier=earlier,
     )  # fmt: skip
     if out is not None:
         report.write(out)

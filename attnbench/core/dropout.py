@@ -53,7 +53,7 @@ class _Dropout(torch.autograd.Function):
 
 def _serves(x: Tensor) -> bool:
     """Whether the compiled path takes this tensor; it gives the same, in one pass."""
-    return x.dtype in _NAMES and not torch.compiler.is_compiling() and native.load(_SOURCE) is not None
+    return x.dtype in _NAMES and native.readable(x) and native.load(_SOURCE) is not None
 
 
 def _call(direction: str, dtype: torch.dtype, *given: Any) -> None:

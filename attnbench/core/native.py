@@ -18,6 +18,9 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 from attnbench.core.files import cache_root
 from attnbench.core.lock import making
 
@@ -54,28 +57,50 @@ def load(source: Path) -> ctypes.CDLL | None:
     return None if _off.get() else _load(source)
 
 
+def loaded(source: Path) -> ctypes.CDLL:
+    """The library whatever `off` says: for the backward pass of what it made."""
+    library = _load(source)
+    if library is None:
+        raise RuntimeError(f"{source.name} was never compiled here")
+    return library
+
+
 @functools.cache
 def _load(source: Path) -> ctypes.CDLL | None:
-    if os.environ.get(SWITCH) == "0":
-        return None
-    name = compiler()
+    name = engine()
     if name is None:
-        _log.debug("no C++ compiler: %s is left to torch", source.stem)
+        _log.debug("%s is left to torch: no C++ compiler, or %s=0", source.stem, SWITCH)
         return None
-    key = hashlib.sha256(
-        b"\0".join([*_texts(source), name.encode(), _processor(), *(flag.encode() for flag in _FLAGS)])
-    )
-    target = f"{source.stem.strip('_')}-{key.hexdigest()[:16]}.so"
+    words = [*_texts(source), name.encode(), " ".join(_command() or ()).encode(), _processor()]
+    key = hashlib.sha256(b"\0".join([*words, *(flag.encode() for flag in _FLAGS)])).hexdigest()[:16]
+    target = cache_root() / "native" / f"{source.stem.strip('_')}-{key}.so"
     try:
-        return ctypes.CDLL(str(_made(source, cache_root() / "native" / target)))
+        try:
+            return ctypes.CDLL(str(_made(source, target)))
+        except OSError:
+            if target.is_file():  # a broken file, which the next process would meet again
+                target.unlink()
+                return ctypes.CDLL(str(_made(source, target)))
+            return _for_this_process(source, target.name)
     except (OSError, subprocess.SubprocessError) as error:
-        _log.warning("%s could not be compiled, and is left to torch: %s", source.name, error)
+        _log.warning("%s is left to torch, it could not be compiled and loaded: %s", source.name, error)
         return None
+
+
+def readable(*tensors: Tensor) -> bool:
+    """Whether compiled code may read these where they lie: true tensors, not traced, none a view that negates."""
+    true = all(type(each) in (Tensor, nn.Parameter) and not each.is_neg() for each in tensors)
+    return true and not torch.compiler.is_compiling()
 
 
 def at(tensor: Any) -> ctypes.c_void_p:
     """Where the numbers of a contiguous tensor lie; null for None."""
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+def engine() -> str | None:
+    """What compiles the sources, with its version; None where they are left to torch."""
+    return None if os.environ.get(SWITCH) == "0" else compiler()
 
 
 @functools.cache
@@ -85,7 +110,7 @@ def compiler() -> str | None:
     if command is None:
         return None
     try:
-        said = subprocess.run([command, "--version"], capture_output=True, text=True, check=True, timeout=_PATIENCE)
+        said = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True, timeout=_PATIENCE)
     except (OSError, subprocess.SubprocessError):
         return None
     return said.stdout.partition("\n")[0].strip()
@@ -98,38 +123,55 @@ def _texts(source: Path) -> list[bytes]:
     return [text, *(each for name in included for each in _texts(source.parent / name.decode()))]
 
 
-def _command() -> str | None:
+def _command() -> list[str] | None:
     named = os.environ.get("CXX", "").split()
-    return next(filter(None, map(shutil.which, [*named[:1], "g++", "c++", "clang++"])), None)
+    if named:
+        return named
+    return next(([name] for name in ("g++", "c++", "clang++") if shutil.which(name)), None)
 
 
 def _made(source: Path, target: Path) -> Path:
-    """The compiled file, in the cache or, where nothing can be written there, in a folder for this process."""
+    """The compiled file. What the compiler refused once it is not asked for again: the reason stands beside."""
     if target.is_file():
         return target
-    try:
-        with making(target):
-            if not target.is_file():
+    with making(target):
+        refused = target.with_suffix(".refused")
+        if refused.is_file():
+            raise subprocess.SubprocessError(refused.read_text(encoding="utf-8"))
+        if not target.is_file():
+            _log.info("compiling %s for this processor, once", source.name)
+            try:
                 _compile(source, target)
-    except OSError:
-        target = Path(tempfile.mkdtemp(prefix="attnbench-")) / target.name
-        _compile(source, target)
+            except subprocess.CalledProcessError as error:
+                refused.write_text(error.stderr, encoding="utf-8")
+                raise subprocess.SubprocessError(error.stderr) from None
     return target
 
 
+def _for_this_process(source: Path, name: str) -> ctypes.CDLL:
+    """Where nothing can be written to the cache."""
+    with tempfile.TemporaryDirectory(prefix="attnbench-") as folder:
+        target = Path(folder) / name
+        try:
+            _compile(source, target)
+        except subprocess.CalledProcessError as error:
+            raise subprocess.SubprocessError(error.stderr) from None
+        return ctypes.CDLL(str(target))
+
+
 def _compile(source: Path, target: Path) -> None:
-    """Raises SubprocessError with what the compiler said last."""
+    """Raises CalledProcessError with what the compiler said to the first way."""
     half = target.with_suffix(f".{os.getpid()}")
     said = ""
     for machine in _MACHINE:
         for threads in (("-fopenmp",), ()):  # without, loops run in one thread
-            command = [str(_command()), *_FLAGS, *_SILENT, machine, *threads, str(source), "-o", str(half)]
+            command = [*(_command() or ()), *_FLAGS, *_SILENT, machine, *threads, str(source), "-o", str(half)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE)
             if done.returncode == 0:
                 os.replace(half, target)
                 return
-            said = done.stderr.strip()
-    raise subprocess.SubprocessError(said[-500:])
+            said = said or done.stderr.strip()[:500]
+    raise subprocess.CalledProcessError(1, str(source), stderr=said)
 
 
 def _processor() -> bytes:

@@ -58,11 +58,13 @@ class _Live(NamedTuple):
     """The place in which each token was put: hypotheses with the same one are the same up to there."""
 
     def shared(self, step: int) -> int:
-        """How many tokens, BOS included, all places of each source have in common that may be used again."""
+        """How many tokens, BOS included, all places of each source have in common that something may still come from
+        or go to."""
         if not step:
             return 1
         before = self.lineage[:, :, :step]
-        lost = torch.arange(before.shape[1], device=before.device) >= (before.shape[1] - self.taken)[:, None]
+        place = torch.arange(before.shape[1], device=before.device)
+        lost = (place >= (before.shape[1] - self.taken)[:, None]) & (self.log_prob == -torch.inf)
         same = ((before == before[:, :1]) | lost[:, :, None]).all(1)
         return 1 + int(same.to(torch.int32).cumprod(1).sum(1).min())
 

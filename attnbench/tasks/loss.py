@@ -55,7 +55,7 @@ def _serves(logits: Tensor) -> bool:
     """Whether the compiled path takes these logits."""
     if logits.device.type != "cpu" or logits.dtype not in _NAMES or logits.numel() == 0:
         return False
-    return not torch.compiler.is_compiling() and native.load(_SOURCE) is not None
+    return native.readable(logits) and native.load(_SOURCE) is not None
 
 
 def _compiled(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from attnbench.attention.transforms import _rows
 from attnbench.bench import models, ops, scaling
 from attnbench.bench.timer import Timing
 from attnbench.data.base import BOS, EOS, PAD
@@ -22,7 +23,7 @@ def test_transforms_are_checked_before_they_are_timed():
         if case.check is not None:
             assert case.check() < 1e-5
         case.run()
-    assert [case.name for case in cases if case.check is not None] == list(ops.TRANSFORMS)
+    assert [case.name for case in cases if case.check is not None] == [*ops.TRANSFORMS, *ops.TRANSFORMS]
 
 
 def test_a_path_that_is_wrong_is_found(monkeypatch):
@@ -43,7 +44,18 @@ def test_attention_of_every_kind_runs_both_ways():
     cases = list(ops.attention_cases(((1, 2, 12, 12),), CPU, torch.float32, n=4))
     assert {case.name for case in cases} >= {"SDPA", "softmax", "window, n = 4", "random, n = 4"}
     for case in cases:
+        if case.check is not None:
+            assert case.check() < 1e-5
         case.run()
+    assert sum(case.check is not None for case in cases) == len(cases) // 2
+
+
+def test_gradients_are_checked(monkeypatch):
+    monkeypatch.setattr(_rows, "pull_back", lambda grad, weights, fused, **given: (torch.zeros_like(weights), None))
+    cases = [case for case in ops.transform_cases((SHAPE,), CPU, [], ["sparsemax"]) if case.check is not None]
+    assert cases[0].check() < 1e-5
+    if _rows.serves(torch.ones(1)):
+        assert cases[1].check() > 0.01
 
 
 def test_mixing_equals_sdpa():

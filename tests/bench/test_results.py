@@ -74,7 +74,7 @@ def test_markdown_holds_every_line():
     ]  # fmt: skip
 
 
-def test_what_fell_is_told_worst_first_and_baselines_are_not_compared():
+def test_what_fell_is_told_worst_first():
     before = document(
         section(timing("base", 1.0), timing("a", 1.0), timing("b", 1.0), timing("c", 1.0), timing("gone", 1.0))
     )
@@ -86,5 +86,13 @@ def test_what_fell_is_told_worst_first_and_baselines_are_not_compared():
         ("c", 1.0, 0.5),
         ("b", 1.0, 2 / 3),
     ]
-    assert compared == 3
+    assert compared == 4
     assert "now at 0.50" in str(fallen[0])
+
+
+def test_a_slower_baseline_falls_too_and_so_does_the_share_of_the_peak():
+    before = document(section(timing("base", 1.0), timing("other", 1.0, flops=1e9), peak=1e9))
+    now = document(section(timing("base", 1.0), timing("other", 3.0, flops=1e9), peak=1e9))
+    fallen, compared = falls(before, now, 0.1)
+    assert [fall.name for fall in fallen] == ["other", "other, share of peak"]
+    assert compared == 3

@@ -65,8 +65,17 @@ def test_comparison_with_an_earlier_run(invoke):
     assert "fell: transforms of scores: sparsemax" in result.stderr
 
 
-def test_figures_of_another_kind_are_not_compared(invoke):
+def test_nothing_in_common_is_no_success(invoke):
     invoke(*RUN, "--out", "found")
+    path = Path("found/speed.json")
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "sections": []}))
+    assert "no figure in common" in invoke(*RUN, "--compare", str(path), code=2).stderr
+
+
+def test_figures_of_another_kind_are_not_compared(invoke, monkeypatch):
+    invoke(*RUN, "--out", "found")
+    monkeypatch.setattr(plans, "measure", lambda *given, **more: pytest.fail("timed"))
     path = Path("found/speed.json")
     document = json.loads(path.read_text())
     document["signature"]["threads"] = 99
@@ -80,9 +89,11 @@ def test_figures_of_another_kind_are_not_compared(invoke):
     (("--size", "huge"), "--size: unknown size 'huge'"),
     (("--compare", "nowhere.json"), "nowhere.json: it cannot be read"),
     (("--compare", "other.json"), "it holds no measurement"),
+    (("--compare", "empty.json"), "it holds no measurement"),
 ])  # fmt: skip
 def test_bad_options_before_anything_is_timed(invoke, monkeypatch, options, said):
     Path("other.json").write_text("[1]")
+    Path("empty.json").write_text('{"schema_version": 1, "sections": []}')
     monkeypatch.setattr(plans, "measure", lambda *given, **more: pytest.fail("timed"))
     assert said in invoke(*RUN, *options, code=2).stderr
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnbench.core import native
 
@@ -55,7 +57,7 @@ def test_what_cannot_be_compiled_is_told_and_left(source, caplog):
     source.write_text("this is no program\n")
     with caplog.at_level(logging.WARNING):
         assert native.load(source) is None
-    assert "_answer.cpp could not be compiled" in caplog.text
+    assert "_answer.cpp is left to torch" in caplog.text
     assert "error" in caplog.text
 
 
@@ -90,3 +92,42 @@ def test_a_block_without(source):
     with native.off():
         assert native.load(source) is None
     assert native.load(source).answer() == 42
+
+
+@compiled
+def test_what_was_refused_once_is_not_tried_again(source, monkeypatch, caplog):
+    source.write_text("this is no program\n")
+    assert native.load(source) is None
+    native._load.cache_clear()
+    monkeypatch.setattr(native, "_compile", lambda *given: pytest.fail("tried again"))
+    with caplog.at_level(logging.WARNING):
+        assert native.load(source) is None
+    assert "error" in caplog.text
+
+
+@compiled
+def test_a_broken_file_is_made_anew(source, tmp_path):
+    assert native.load(source).answer() == 42
+    (made,) = (tmp_path / "cache" / "native").glob("answer-*.so")
+    made.unlink()  # another file: what is loaded stays as it is
+    made.write_bytes(b"half a library")
+    native._load.cache_clear()
+    assert native.load(source).answer() == 42
+
+
+@compiled
+def test_words_after_the_compiler_are_part_of_it(source, monkeypatch):
+    source.write_text(SOURCE.replace("42", "NUMBER"))
+    command = native._command()[0]
+    for number in (3, 4):
+        monkeypatch.setenv("CXX", f"{command} -DNUMBER={number}")
+        native._load.cache_clear()
+        native.compiler.cache_clear()
+        assert native.load(source).answer() == number
+
+
+def test_what_is_no_plain_tensor_is_not_read():
+    assert native.readable(torch.ones(2), torch.nn.Parameter(torch.ones(2)))
+    assert not native.readable(torch._neg_view(torch.ones(2)))
+    with FakeTensorMode():
+        assert not native.readable(torch.ones(2))

@@ -311,15 +311,15 @@ def test_fixed_memory_refuses_what_needs_bounds(monkeypatch):
         models.parse(bounded)  # a model that steps admits such a transform, but not over slots
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("size", [2, 4])
 def test_beams_move_what_differs_alone_and_find_the_same(seed, size, monkeypatch):
     """Small vocabularies and sharp outputs: places that end, stand empty, and descend from one another."""
     torch.manual_seed(seed)
     vocabulary = 5 + 9 * (seed % 2)
     model = build(Sizes(vocabulary, vocabulary, False), layers=2, width=16, heads=2, ffn=16, tie="none").eval()
     with torch.no_grad():
-        model.output.weight.mul_(1 + 3 * seed)
+        model.output.weight.mul_(1 + 2 * (seed % 5))
     tokens = torch.randint(3, vocabulary, (4, 9))
     source = Source(tokens, torch.arange(9) < torch.tensor([[9], [5], [1], [8]]))
     search = searches.parse({"kind": "beam", "size": size, "n_best": size, "max_ratio": 2.0, "max_extra": 12}).build()

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from attnbench.models.base import Seq2SeqModel, Source
 from attnbench.search.base import DEAD_END, searches
+from attnbench.search.beam import _Live
 
 PENALTIES = {
     "none": lambda n: 1.0,
@@ -229,3 +230,20 @@ def test_no_gradient_is_kept(lab):
     ((found,),) = beam(2)(model, lab.sources(3), lab.limits)
     assert isinstance(found.log_prob, float)
     assert torch.is_grad_enabled()
+
+
+def live(lineage, log_prob, taken):
+    lineage = torch.tensor([lineage], dtype=torch.int16)
+    tokens = torch.zeros(lineage.shape, dtype=torch.long)
+    return _Live(torch.tensor([0]), torch.tensor([log_prob]), tokens, torch.tensor([taken]), lineage)
+
+
+def test_what_places_have_in_common():
+    """BOS, and the tokens up to where they part; a place that is lost but whose hypothesis lives on counts still."""
+    lineage, lost = [[0, 0], [0, 1], [0, 2], [1, 3]], -torch.inf
+    assert live(lineage, [-1.0, -2.0, -3.0, -4.0], 0).shared(0) == 1
+    assert live(lineage, [-1.0, -2.0, -3.0, -4.0], 0).shared(2) == 1
+    assert live(lineage, [-1.0, lost, -2.0, -3.0], 1).shared(2) == 1
+    assert live(lineage, [-1.0, -2.0, -3.0, lost], 1).shared(2) == 2
+    assert live(lineage, [-1.0, -2.0, -3.0, lost], 0).shared(2) == 1  # something may come to stand there
+    assert live(lineage, [-1.0, lost, lost, lost], 3).shared(2) == 3

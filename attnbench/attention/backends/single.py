@@ -29,7 +29,7 @@ class _Shape(ctypes.Structure):
 
 def compare(query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H Q K"]:
     """`query @ keys^T`."""
-    if not _serves(query, keys):
+    if not _serves(query, keys) or query.shape[3] != keys.shape[3]:
         return query @ keys.transpose(-2, -1)
     out = query.new_empty(*query.shape[:-1], keys.shape[-2])
     _call("compare", query.contiguous(), keys, out)
@@ -38,7 +38,7 @@ def compare(query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) -> 
 
 def blend(weights: Float[Tensor, "B H Q K"], values: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H Q E"]:
     """`weights @ values`; a value of weight 0 adds nothing, whatever it holds."""
-    if not _serves(weights, values):
+    if not _serves(weights, values) or weights.shape[3] != values.shape[2]:
         return weights @ values
     out = weights.new_empty(*weights.shape[:-1], values.shape[-1])
     _call("blend", weights.contiguous(), values, out)
@@ -51,7 +51,7 @@ def _serves(asking: Tensor, held: Tensor) -> bool:
     if asking.device.type != "cpu" or not asking.dtype == held.dtype == torch.float32 or held.stride(3) != 1:
         return False
     grows = torch.is_grad_enabled() and (asking.requires_grad or held.requires_grad)
-    return not grows and not torch.compiler.is_compiling() and native.load(_SOURCE) is not None
+    return not grows and native.readable(asking, held) and native.load(_SOURCE) is not None
 
 
 def _call(name: str, asking: Tensor, held: Tensor, out: Tensor) -> None:

@@ -144,7 +144,7 @@ class LearnedEntmaxFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, excess: Tensor, valid: Tensor | None) -> Tensor:
         nearly = excess <= SOFTMAX_BELOW
-        ctx.fused = _rows.serves(scores) and not bool(nearly.any())
+        ctx.fused = _rows.serves(scores) and bool((excess > SOFTMAX_BELOW).all())  # NaN is not above it
         if ctx.fused:
             weights = _rows.weigh(scores, valid, _rows.Fused("entmax", excess=excess))
             ctx.save_for_backward(weights, excess)

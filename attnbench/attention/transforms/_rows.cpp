@@ -518,8 +518,6 @@ template <class F> struct Scores {
             const uint8_t* at = (const uint8_t*)valid.data + offset(valid, shape, row) + first * valid.key;
             M<F> alive = marks<F>(at, valid.key, count);
             x = alive ? x : all<F>(-INF<F>);
-            if (count < F::W)
-                for (int lane = count; lane < F::W; ++lane) x[lane] = -INF<F>;
         }
         return x;
     }
@@ -578,7 +576,10 @@ template <class F, int P, class Work> int in_blocks(const Shape& shape, int thre
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         V<F>* room = (V<F>*)std::aligned_alloc(64, (4 * n + 2) * sizeof(V<F>));
-        if (!room) failed = true;
+        if (!room) {
+#pragma omp atomic write
+            failed = true;
+        }
 #pragma omp for schedule(static)
         for (int64_t at = 0; at < blocks; ++at) {
             int64_t row = at * R;

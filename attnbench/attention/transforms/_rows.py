@@ -53,7 +53,7 @@ def serves(scores: Tensor) -> bool:
     """Whether the compiled path takes these scores."""
     if scores.device.type != "cpu" or scores.dtype not in _NAMES or scores.numel() == 0:
         return False
-    return not torch.compiler.is_compiling() and native.load(_SOURCE) is not None
+    return native.readable(scores) and native.load(_SOURCE) is not None
 
 
 def weigh(scores: Float[Tensor, "... K"], valid: Bool[Tensor, "..."] | None, fused: Fused) -> Float[Tensor, "... K"]:
@@ -82,17 +82,18 @@ def pull_back(
     out = torch.empty_like(weights) if to_scores else None
     alphas = weights.new_empty((*weights.shape[:-1], 1)) if to_excess else None
     excess = _excess(fused.excess, weights) if fused.kind == "entmax" else None
-    _call(
+    failed = _call(
         weights.dtype, "backward",
         _KINDS.index(fused.kind), native.at(weights), native.at(grad), _strided(excess), _shape(_dims(weights.shape)),
         native.at(out), native.at(alphas), torch.get_num_threads(),
     )  # fmt: skip
+    if failed:
+        raise MemoryError(f"no memory for rows of {weights.shape[-1]} keys")
     return out, alphas
 
 
 def _call(dtype: torch.dtype, direction: str, *arguments: Any) -> int:
-    library = native.load(_SOURCE)
-    assert library is not None  # `serves` said so
+    library = native.loaded(_SOURCE)  # `serves` said so, if only of the forward pass
     return getattr(library, f"attnbench_{_NAMES[dtype]}_{direction}")(*arguments)
 
 
@@ -117,7 +118,7 @@ def _spread(given: Tensor, shape: torch.Size, dims: tuple[int, int, int, int]) -
 def _excess(excess: float | Tensor, like: Tensor) -> Tensor:
     if not isinstance(excess, Tensor):
         excess = like.new_full((1,), excess)
-    return _spread(excess.detach(), like.shape, _dims(like.shape))
+    return _spread(excess.detach().to(like.dtype), like.shape, _dims(like.shape))
 
 
 def _strided(given: Tensor | None) -> Any:

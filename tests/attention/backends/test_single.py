@@ -47,3 +47,9 @@ def test_what_others_serve():
     assert not single._serves(query[:1], keys)
     assert not single._serves(query.requires_grad_(), keys)
     assert single.compare(query, keys).requires_grad
+
+
+@pytest.mark.parametrize("product", [single.compare, single.blend])
+def test_shapes_that_do_not_fit_are_an_error(product):
+    with pytest.raises(RuntimeError):
+        product(torch.randn(1, 1, 1, 2), torch.randn(1, 1, 3, 64))

@@ -158,3 +158,27 @@ def test_memory_that_is_not_contiguous_is_read_right():
     for name in TRANSFORMS:
         compiled, plain = both(name, scores, torch.randn(scores.shape).flip(0), valid=valid)
         same(compiled, plain, 1e-5)
+
+
+@pytest.mark.parametrize("keys", [9, 90])
+def test_an_alpha_that_is_no_number_is_seen(keys):
+    transform = learned(3)
+    with torch.no_grad():
+        transform.raw[1] = float("nan")
+    weights = transform(torch.randn(2, 3, 4, keys))
+    assert bool(weights[:, 1].isnan().all())
+    assert bool(weights[:, ::2].isfinite().all())
+
+
+def test_a_backward_pass_whose_forward_was_compiled_needs_no_more():
+    scores = torch.randn(3, 8, requires_grad=True)
+    weights = build_transform("sparsemax")(scores)
+    with native.off():
+        weights.backward(torch.randn(3, 8))
+    assert scores.grad is not None
+
+
+def test_an_excess_of_another_type_is_read_as_what_it_is():
+    scores = torch.randn(3, 8)
+    found = _rows.weigh(scores, None, _rows.Fused("entmax", excess=torch.tensor([0.5], dtype=torch.float64)))
+    torch.testing.assert_close(found, build_transform("entmax15")(scores), rtol=1e-5, atol=1e-6)
