@@ -29,6 +29,7 @@ def document(text: str) -> object:
 def test_the_commands_are_those_promised():
     assert set(COMMANDS) == {
         "prepare", "train", "eval", "sweep-k", "ablate", "copy-task", "align", "list", "schema", "report",
+        "speed",
     }  # fmt: skip
 
 
