@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from typing import Any, NamedTuple
 
 import torch
 
 from attnbench.bench.timer import seconds
-from attnbench.core import native
+from attnbench.core import native, processor
 from attnbench.train.runtime import keep_freed_memory, use_onednn_float32
 
 _SIDE = {"cpu": 1024, "cuda": 8192}
@@ -33,13 +32,6 @@ class Choice(NamedTuple):
     gain: float | None
 
 
-def threads_here() -> int:
-    """Processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return os.cpu_count() or 1
-
-
 def set_up(device: torch.device) -> list[Choice]:
     """Make the choices that every training makes, and time what they give, on a processor."""
     if device.type != "cpu":
@@ -59,7 +51,7 @@ def set_up(device: torch.device) -> list[Choice]:
         Choice("float32 matrix products", products, before / after if sent else None),
         Choice("freed memory", "kept for the next step", returned / kept),
         Choice("transforms and single queries", f"compiled by {compiler}" if compiler else "torch operations", None),
-        Choice("threads", f"{torch.get_num_threads()} of {threads_here()} processors", None),
+        Choice("threads", f"{torch.get_num_threads()} of {processor.usable_cores()} processors", None),
     ]
 
 
@@ -78,7 +70,7 @@ def signature(device: torch.device, precision: str) -> dict[str, Any]:
     """What a figure of speed hangs on; two figures with different ones are not compared."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "processor": _processor(),
+        "processor": processor.name(),
         "threads": torch.get_num_threads(),
         "precision": precision,
         "torch": torch.__version__,
@@ -95,11 +87,3 @@ def _fastest(run: Any, device: torch.device) -> float:
 def _error(left: torch.Tensor, right: torch.Tensor) -> float:
     exact = left.double() @ right.double()
     return float(((left @ right).double() - exact).norm() / exact.norm())
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    except OSError:
-        return platform.processor()

@@ -33,6 +33,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "iwslt": {"preset": "iwslt"},
     "base": {"preset": "base"},
 }
+"""Presets of the Transformer; `mini` with two layers, as other packages' benchmarks have it."""
 COMPARED = ("softmax", "topk, k = 8", "sparsemax", "entmax15", "entmax, learned alpha")
 
 

@@ -68,7 +68,9 @@ def transform_cases(
             check = None
             if name in built and device.type == "cpu":
                 check = lambda function=function, given=(scores, upstream): _gradient_off(function, *given)  # noqa: E731
-            yield Case(f"{title}, forward and backward", name, _both(function, scores, upstream), check=check)
+            yield Case(
+                f"{title}, forward and backward", name, both_ways(function, scores, upstream=upstream), check=check
+            )
 
 
 def _transform(name: str, shape: tuple[int, ...], device: torch.device) -> Callable[[Tensor], Tensor]:
@@ -121,7 +123,7 @@ def attention_cases(
                 check=lambda function=function, plain=plain, given=given: _apart(function, plain, given),
             )  # fmt: skip
         for name, function in runs.items():
-            yield Case(f"{title}, forward and backward", name, _both_of_three(function, given))
+            yield Case(f"{title}, forward and backward", name, both_ways(function, *given, upstream=given[0]))
 
 
 def _apart(function: Callable[..., Tensor], plain: Callable[..., Tensor], given: list[Tensor]) -> float:
@@ -158,12 +160,8 @@ def _forward(function: Callable[[Tensor], Tensor], scores: Tensor) -> Callable[[
     return lambda: _quiet(function, [scores])
 
 
-def _both(function: Callable[[Tensor], Tensor], scores: Tensor, upstream: Tensor) -> Callable[[], object]:
-    return lambda: function(scores.detach().requires_grad_()).backward(upstream)
-
-
-def _both_of_three(function: Callable[..., Tensor], given: list[Tensor]) -> Callable[[], object]:
-    upstream = torch.randn_like(given[0])
+def both_ways(function: Callable[..., Tensor], *given: Tensor, upstream: Tensor) -> Callable[[], object]:
+    """A call that goes forward and back to everything given."""
 
     def run() -> None:
         function(*(each.detach().requires_grad_() for each in given)).backward(upstream)

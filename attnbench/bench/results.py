@@ -50,13 +50,19 @@ def share(section: Section, timing: Timing) -> float | None:
 
 
 def as_json(
-    sections: Sequence[Section], signature: dict[str, Any], choices: Sequence[Choice], machine: Roofline, command: str
+    sections: Sequence[Section],
+    signature: dict[str, Any],
+    choices: Sequence[Choice],
+    machine: Roofline,
+    peers: dict[str, str],
+    command: str,
 ) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA,
         "command": command,
         "signature": signature,
         "machine": {"flops": machine.flops, "bandwidth": machine.bandwidth},
+        "peers": peers,
         "choices": [choice._asdict() for choice in choices],
         "sections": [
             {

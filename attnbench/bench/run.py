@@ -6,13 +6,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from attnbench.bench.machine import Choice, Roofline, roofline, set_up, signature, threads_here
+from attnbench.bench.machine import Choice, Roofline, roofline, set_up, signature
 from attnbench.bench.models import SIZES
 from attnbench.bench.peers import find
 from attnbench.bench.plans import PLANS, Plan
 from attnbench.bench.results import SCHEMA, Fall, Section, as_json, falls, head_lines, markdown, tables
+from attnbench.core import processor
 from attnbench.core.errors import SpecError
 from attnbench.core.files import write_atomic
 from attnbench.core.spec import unknown
@@ -65,7 +66,7 @@ def _same_kind(earlier: dict[str, Any], signature: dict[str, Any]) -> None:
 
 
 def run(
-    what: Sequence[str], *, device: str | None, precision: Literal["fp32", "bf16"] | str, threads: int | None,
+    what: Sequence[str], *, device: str | None, precision: str, threads: int | None,
     rounds: int, quick: bool, against: str | None, size: str | None, command: str,
     earlier: dict[str, Any] | None = None,
 ) -> Report:  # fmt: skip
@@ -81,7 +82,7 @@ def run(
     place = choose_device(device)
     if place.type not in ("cpu", "cuda"):
         raise SpecError(f"--device {device}: speed is measured on cpu and cuda")
-    use_threads(threads or threads_here())
+    use_threads(threads or processor.usable_cores())
     runtime = Runtime(place, "bf16" if precision == "bf16" else "fp32")
     made = signature(place, runtime.precision)
     if earlier is not None:
@@ -90,7 +91,8 @@ def run(
     machine: Roofline = roofline(place)
     plan = Plan(runtime, rounds, quick, peers, machine.flops[runtime.precision], sizes)
     sections = [section for each in what for section in PLANS[each](plan)]  # pyright: ignore[reportArgumentType]
-    document = as_json(sections, made, choices, machine, command)
+    versions = {peer.package: peer.version for peer in peers}
+    document = as_json(sections, made, choices, machine, versions, command)
     return Report(document, sections, head_lines(made, choices, machine), command)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from attnbench.attention.library import build_transform
 from attnbench.attention.spec import AttentionSpec
 from attnbench.attention.types import Dims, Positions
-from attnbench.bench.ops import HEAD, Attention, _both, _both_of_three, mixer
+from attnbench.bench.ops import HEAD, Attention, both_ways, mixer
 from attnbench.bench.timer import Case, Timing
 from attnbench.tasks.loss import smoothed_cross_entropy
 
@@ -35,11 +35,11 @@ def cases(lengths: Sequence[int], device: torch.device) -> Iterator[tuple[str, i
         given = [torch.randn(1, HEADS, length, HEAD, device=device) for _ in range(3)]
         sdpa = nn.functional.scaled_dot_product_attention
         for name, function in {"SDPA": sdpa, **{k: mixer(m, HEADS) for k, m in METHODS.items()}}.items():
-            yield "length", length, Case(f"length {length}", name, _both_of_three(function, given))
+            yield "length", length, Case(f"length {length}", name, both_ways(function, *given, upstream=given[0]))
     scores = torch.randn(4, HEADS, 256, 512, device=device)
     for k in (1, 4, 16, 64, 256):
         function = build_transform("topk", k=k)
-        yield "k", k, Case(f"k {k}", "topk, 512 keys", _both(function, scores, torch.randn_like(scores)))
+        yield "k", k, Case(f"k {k}", "topk, 512 keys", both_ways(function, scores, upstream=scores))
     for slots in (8, 16, 32, 64, 128):
         yield "memory slots", slots, Case(f"slots {slots}", "fixed_memory, a query", _memory(slots, device))
     for words in (1000, 4000, 16000, 64000):

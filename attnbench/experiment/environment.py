@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import attnbench
+from attnbench.core import native, processor
 
 _PACKAGES = ("torch", "numpy", "tokenizers", "sacrebleu", "sacremoses", "safetensors", "pydantic")
 
@@ -44,18 +45,9 @@ def environment(device: torch.device) -> dict[str, Any]:
         "dirty": dirty,
         "python": sys.version.split()[0],
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
+        "processor": processor.name(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
+        "compiled": native.engine(),
         "packages": {name: metadata.version(name) for name in _PACKAGES},
     }
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from attnbench.core.errors import AttnbenchError
+from attnbench.core.processor import usable_cores
 from attnbench.experiment.grid import Cell
 from attnbench.experiment.pipeline import Listener, Place, run_cell
 from attnbench.experiment.progress import plain_listener
@@ -187,13 +188,6 @@ def _follow_parent() -> None:
 
 def _work(root: Path, cell: Cell, place: Place, fresh: bool) -> Outcome:
     return attempt(root, cell, place, fresh, plain_listener(cell.label, cell.seed))
-
-
-def usable_cores() -> int:
-    """The cores this process is bound to, and no more than OMP_NUM_THREADS where that is set."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return min(cores, int(asked)) if asked.isdecimal() and int(asked) else cores
 
 
 def choose_executor(

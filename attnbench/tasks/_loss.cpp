@@ -27,18 +27,23 @@ inline float power(float x) {
     return x < -87.3f ? 0.0f : p * scale;
 }
 
-// loss and nll of each row; gradient where it is asked for
+// loss and nll of each row; gradient where it is asked for. How many targets are no word: their rows are left as they are.
 template <class T>
-void smoothed(
+int smoothed(
     const T* logits, const int64_t* target, int64_t rows, int64_t words, float smoothing, T* gradient, float* loss,
     float* nll, int threads) {
     const float even = smoothing / words;
+    int strange = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         std::vector<float> row(words);
         float* z = row.data();
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) reduction(+ : strange)
         for (int64_t i = 0; i < rows; ++i) {
+            if (target[i] < 0 || target[i] >= words) {
+                ++strange;
+                continue;
+            }
             const T* from = logits + i * words;
             float top = -INFINITY, all = 0, mass = 0;
 #pragma omp simd reduction(max : top) reduction(+ : all)
@@ -65,15 +70,16 @@ void smoothed(
             narrow(z[target[i]] * scale - even - (1 - smoothing), to[target[i]]);
         }
     }
+    return strange;
 }
 
 }  // namespace
 
 #define SMOOTHED(NAME, T)                                                                                              \
-    extern "C" void attnbench_smoothed_##NAME(                                                                         \
+    extern "C" int attnbench_smoothed_##NAME(                                                                         \
         const T* logits, const int64_t* target, int64_t rows, int64_t words, float smoothing, T* gradient,             \
         float* loss, float* nll, int threads) {                                                                        \
-        smoothed<T>(logits, target, rows, words, smoothing, gradient, loss, nll, threads);                             \
+        return smoothed<T>(logits, target, rows, words, smoothing, gradient, loss, nll, threads);                             \
     }
 
 SMOOTHED(float32, float)

@@ -20,7 +20,7 @@ BLOCK = 1 << 19  # elements of a block of float32 logits: 2 MiB, so that its pas
 class _SmoothedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-        if _serves(logits):
+        if _serves(logits, target):
             loss, nll, gradient = _compiled(logits.detach(), target, smoothing, logits.requires_grad)
             ctx.save_for_backward(gradient)
             ctx.mark_non_differentiable(nll)
@@ -51,11 +51,13 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         return (gradient * upstream[0].to(gradient.dtype) if gradient is not None else None), None, None
 
 
-def _serves(logits: Tensor) -> bool:
-    """Whether the compiled path takes these logits."""
+def _serves(logits: Tensor, target: Tensor) -> bool:
+    """Whether the compiled path takes these; what does not fit is left to torch, which says so."""
+    if target.dtype != torch.int64 or target.shape != logits.shape[:1]:
+        return False
     if logits.device.type != "cpu" or logits.dtype not in _NAMES or logits.numel() == 0:
         return False
-    return native.readable(logits) and native.load(_SOURCE) is not None
+    return native.readable(logits, target) and native.load(_SOURCE) is not None
 
 
 def _compiled(
@@ -66,11 +68,13 @@ def _compiled(
     logits, target = logits.contiguous(), target.contiguous()
     gradient = torch.empty_like(logits) if needs_grad else None
     found = torch.empty(2, len(logits))
-    getattr(library, f"attnbench_smoothed_{_NAMES[logits.dtype]}")(
+    strange = getattr(library, f"attnbench_smoothed_{_NAMES[logits.dtype]}")(
         native.at(logits), native.at(target), ctypes.c_int64(len(logits)), ctypes.c_int64(logits.shape[1]),
         ctypes.c_float(smoothing), native.at(gradient), native.at(found[0]), native.at(found[1]),
         torch.get_num_threads(),
     )  # fmt: skip
+    if strange:
+        raise IndexError(f"{strange} targets are none of the {logits.shape[1]} words")
     return found[0].sum(), found[1].sum(), gradient
 
 

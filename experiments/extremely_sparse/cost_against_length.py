@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -33,6 +32,7 @@ from attnbench.attention.patterns.base import patterns
 from attnbench.attention.scores.dot import ScaledDotSpec
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.types import Dims, Memory, Positions
+from attnbench.bench.scaling import slope
 from attnbench.experiment.environment import environment
 from attnbench.train.runtime import keep_freed_memory, use_onednn_float32
 
@@ -139,19 +139,13 @@ def measure(lengths: list[int], rounds: int) -> dict[str, dict[int, float]]:
     return {name: {length: statistics.median(taken[name, length]) for length in lengths} for name in METHODS}
 
 
-def exponent(costs: dict[int, float]) -> float:
-    xs, ys = [math.log(length) for length in costs], [math.log(cost) for cost in costs.values()]
-    x, y = statistics.mean(xs), statistics.mean(ys)
-    return sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True)) / sum((a - x) ** 2 for a in xs)
-
-
 def table(seconds: dict[str, dict[int, float]], memory: dict[str, dict[int, float]]) -> str:
     lengths = list(next(iter(seconds.values())))
     head = [f"{length:,}" for length in lengths]
     lines = [f"| milliseconds at length | {' | '.join(head)} | exponent |", "| --- |" + " ---: |" * (len(head) + 1)]
     for name, costs in seconds.items():
         cells = [f"{1e3 * cost:,.1f}" for cost in costs.values()]
-        lines.append(f"| {name} | {' | '.join(cells)} | {exponent(costs):.2f} |")
+        lines.append(f"| {name} | {' | '.join(cells)} | {slope(list(costs.items())):.2f} |")
     lines += ["", f"| peak memory, MB, at length | {' | '.join(head)} |", "| --- |" + " ---: |" * len(head)]
     lines += [f"| {name} | {' | '.join(f'{cost:,.0f}' for cost in costs.values())} |" for name, costs in memory.items()]
     return "\n".join(lines) + "\n"

@@ -22,7 +22,7 @@ def section(*timings, unit="", peak=None):
 
 
 def document(found):
-    return as_json([found], {}, [], MACHINE, "attnbench speed")
+    return as_json([found], {}, [], MACHINE, {}, "attnbench speed")
 
 
 def test_speed_is_against_the_fastest_baseline_of_the_group():

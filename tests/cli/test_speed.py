@@ -35,6 +35,7 @@ def test_a_report_for_people_and_in_files(invoke):
     document = json.loads(Path("found/speed.json").read_text())
     assert document["command"].startswith("attnbench")
     assert document["signature"]["threads"] == 1
+    assert list(document["peers"]) == ["entmax"]
     transforms = document["sections"][0]
     assert {each["name"] for each in transforms["timings"]} >= {*ops.TRANSFORMS, ops.BASELINE, "entmax: entmax15"}
     for each in transforms["timings"]:

@@ -17,7 +17,7 @@ import pytest
 from attnbench.core.errors import AttnbenchError
 from attnbench.core.lock import is_locked
 from attnbench.experiment import executor
-from attnbench.experiment.executor import Inline, Processes, attempt, choose_executor, usable_cores
+from attnbench.experiment.executor import Inline, Processes, attempt, choose_executor
 from attnbench.experiment.grid import Cell
 from attnbench.experiment.pipeline import Place
 from attnbench.experiment.run import Run, is_done
@@ -238,10 +238,3 @@ def test_workers_tell_what_their_parent_would(caplog: pytest.LogCaptureFixture, 
         assert capfd.readouterr().err == "a line of progress\n"
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.mark.parametrize(("asked", "cores"), [("1", 1), ("3", 3), ("9", 4), ("", 4), ("0", 4), ("many", 4)])
-def test_threads_are_those_the_process_may_use(monkeypatch, asked, cores):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 4, 5}, raising=False)
-    monkeypatch.setenv("OMP_NUM_THREADS", asked)
-    assert usable_cores() == cores

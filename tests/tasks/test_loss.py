@@ -113,3 +113,17 @@ def test_a_word_that_cannot_be_costs_nothing_without_smoothing():
     safe = target.clone().fill_(int(target[0]))
     loss, _ = smoothed_cross_entropy(logits, safe, 0.0)
     assert torch.allclose(loss, cross_entropy(logits, safe, reduction="sum"), rtol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [-1, 30])
+def test_a_target_that_is_no_word_is_an_error(wrong):
+    logits, target = case(3, 30, dtype=torch.float32)
+    target[1] = wrong
+    with pytest.raises((IndexError, RuntimeError)):
+        smoothed_cross_entropy(logits, target, 0.1)
+
+
+def test_targets_of_another_type_are_read_as_what_they_are():
+    logits, target = case(3, 30, dtype=torch.float32)
+    loss, _ = smoothed_cross_entropy(logits, target.int(), 0.1)
+    assert torch.allclose(loss, smoothed_cross_entropy(logits, target, 0.1)[0], rtol=1e-5)

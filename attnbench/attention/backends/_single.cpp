@@ -15,39 +15,39 @@ struct Shape {
     int64_t rows, heads, keys, width;  // batch * heads rows
 };
 
+// work(row, its part of what is held) for every row
+template <class Work> void each_row(const Rows& held, const Shape& s, int threads, Work work) {
+    if (s.rows * s.keys * s.width <= SERIAL) threads = 1;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t row = 0; row < s.rows; ++row)
+        work(row, held.data + (row / s.heads) * held.batch + (row % s.heads) * held.head);
+}
+
 }  // namespace
 
 extern "C" void attnbench_compare(const float* query, const Rows* keys, const Shape* shape, float* out, int threads) {
     const Shape s = *shape;
-    if (s.rows * s.keys * s.width <= SERIAL) threads = 1;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int64_t row = 0; row < s.rows; ++row) {
+    each_row(*keys, s, threads, [=](int64_t row, const float* k) {
         const float* q = query + row * s.width;
-        const float* k = keys->data + (row / s.heads) * keys->batch + (row % s.heads) * keys->head;
-        float* to = out + row * s.keys;
         for (int64_t j = 0; j < s.keys; ++j, k += keys->position) {
             float sum = 0;
 #pragma omp simd reduction(+ : sum)
             for (int64_t e = 0; e < s.width; ++e) sum += q[e] * k[e];
-            to[j] = sum;
+            out[row * s.keys + j] = sum;
         }
-    }
+    });
 }
 
 extern "C" void attnbench_blend(const float* weights, const Rows* values, const Shape* shape, float* out, int threads) {
     const Shape s = *shape;
-    if (s.rows * s.keys * s.width <= SERIAL) threads = 1;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int64_t row = 0; row < s.rows; ++row) {
-        const float* w = weights + row * s.keys;
-        const float* v = values->data + (row / s.heads) * values->batch + (row % s.heads) * values->head;
+    each_row(*values, s, threads, [=](int64_t row, const float* v) {
         float* to = out + row * s.width;
         for (int64_t e = 0; e < s.width; ++e) to[e] = 0;
         for (int64_t j = 0; j < s.keys; ++j, v += values->position) {
-            const float share = w[j];
+            const float share = weights[row * s.keys + j];
             if (share == 0) continue;  // a key that is left out is not read
 #pragma omp simd
             for (int64_t e = 0; e < s.width; ++e) to[e] += share * v[e];
         }
-    }
+    });
 }

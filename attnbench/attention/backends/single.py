@@ -59,7 +59,7 @@ def _call(name: str, asking: Tensor, held: Tensor, out: Tensor) -> None:
     rows, heads, keys, width = held.shape
     function = getattr(library, f"attnbench_{name}")
     function(
-        ctypes.c_void_p(asking.data_ptr()), ctypes.byref(_Rows(held.data_ptr(), *held.stride()[:3])),
-        ctypes.byref(_Shape(rows * heads, heads, keys, width)), ctypes.c_void_p(out.data_ptr()),
+        native.at(asking), ctypes.byref(_Rows(held.data_ptr(), *held.stride()[:3])),
+        ctypes.byref(_Shape(rows * heads, heads, keys, width)), native.at(out),
         torch.get_num_threads(),
     )  # fmt: skip

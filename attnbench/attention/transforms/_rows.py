@@ -78,7 +78,7 @@ def pull_back(
     to_excess: bool = False,
 ) -> tuple[Float[Tensor, "... K"] | None, Float[Tensor, "... 1"] | None]:  # fmt: skip
     """The gradient at the scores, and that at alpha of each row."""
-    grad, weights = grad.contiguous(), weights.contiguous()
+    grad, weights = grad.resolve_neg().contiguous(), weights.contiguous()
     out = torch.empty_like(weights) if to_scores else None
     alphas = weights.new_empty((*weights.shape[:-1], 1)) if to_excess else None
     excess = _excess(fused.excess, weights) if fused.kind == "entmax" else None

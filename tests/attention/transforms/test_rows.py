@@ -182,3 +182,9 @@ def test_an_excess_of_another_type_is_read_as_what_it_is():
     scores = torch.randn(3, 8)
     found = _rows.weigh(scores, None, _rows.Fused("entmax", excess=torch.tensor([0.5], dtype=torch.float64)))
     torch.testing.assert_close(found, build_transform("entmax15")(scores), rtol=1e-5, atol=1e-6)
+
+
+def test_an_upstream_gradient_that_is_a_negated_view_is_read_right():
+    weights, upstream = _rows.weigh(torch.randn(3, 8), None, _rows.Fused("softmax")), torch.randn(3, 8)
+    found = _rows.pull_back(torch._neg_view(upstream), weights, _rows.Fused("softmax"))[0]
+    torch.testing.assert_close(found, -_rows.pull_back(upstream, weights, _rows.Fused("softmax"))[0])
