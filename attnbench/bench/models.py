@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.bench.ops import TRANSFORMS
 from attnbench.bench.timer import Case
+from attnbench.core import native
 from attnbench.core.tree import map_batch
 from attnbench.data.base import BOS, EOS, PAD, SPECIALS, Batch
 from attnbench.models.base import Seq2SeqModel, Sizes, models
-from attnbench.search.base import searches
+from attnbench.models.transformer import TransformerSpec
+from attnbench.search.base import Hypothesis, searches
 from attnbench.tasks.base import Task, tasks
 from attnbench.train.optim import AdamSpec
 from attnbench.train.runtime import Runtime
@@ -25,6 +26,7 @@ WORDS = 10_000
 """Vocabulary, joint."""
 TOKENS = 4096
 """Padded tokens a side of a training batch, at most."""
+SMOOTHING = 0.1
 STEPS = 30
 """Tokens that every output has."""
 SIZES: dict[str, dict[str, Any]] = {
@@ -40,13 +42,15 @@ COMPARED = ("softmax", "topk, k = 8", "sparsemax", "entmax15", "entmax, learned 
 def build(size: str, transform: Mapping[str, Any], device: torch.device) -> Seq2SeqModel:
     """A Transformer of that size with one transform at every site."""
     torch.manual_seed(0)
-    fields = {
-        "kind": "transformer",
-        **SIZES[size],
-        "dropout": 0.1,
-        "attention": {"default": {"transform": dict(transform)}},
-    }
-    return models.parse(fields).build(Sizes(WORDS, WORDS, True, PAD)).to(device)
+    spec = fields_of(size, attention={"default": {"transform": dict(transform)}})
+    return spec.build(Sizes(WORDS, WORDS, True, PAD)).to(device)
+
+
+def fields_of(size: str, **more: Any) -> TransformerSpec:
+    """The Transformer of that size."""
+    spec = models.parse({"kind": "transformer", **SIZES[size], "dropout": 0.1, **more})
+    assert isinstance(spec, TransformerSpec)
+    return spec
 
 
 def batches(count: int, device: torch.device, seed: int = 0) -> list[Batch]:
@@ -85,23 +89,41 @@ def task() -> Task:
     return tasks.parse({"kind": "copying", "dataset": "copy"}).bind()
 
 
-def training_cases(sizes: list[str], transforms: list[str], count: int, runtime: Runtime) -> Iterator[Case]:
+def training(size: str, transform: str, count: int, runtime: Runtime) -> Case:
     """Updates as a training makes them: forward, backward, clipping, Adam. Work: target tokens, EOS counted."""
     bound, given = task(), batches(count, runtime.device)
+    model = build(size, TRANSFORMS[transform], runtime.device).train()
+    optimizer = AdamSpec().build(model.parameters())
+
+    def run() -> None:
+        for batch in given:
+            accumulate(bound, model, [batch], SMOOTHING, runtime)
+            clip(model, 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
     tokens = sum(bound.count(batch) for batch in given)
-    for size in sizes:
-        for name in transforms:
-            model = build(size, TRANSFORMS[name], runtime.device).train()
-            optimizer = AdamSpec().build(model.parameters())
+    return Case(size, transform, run, tokens, lambda: _off_definition(bound, model, given[0], runtime), _flops(run))
 
-            def run(model: nn.Module = model, optimizer: torch.optim.Optimizer = optimizer) -> None:
-                for batch in given:
-                    accumulate(bound, model, [batch], 0.1, runtime)
-                    clip(model, 1.0)
-                    optimizer.step()
-                    optimizer.zero_grad(set_to_none=True)
 
-            yield Case(size, name, run, tokens, flops=_flops(run))
+def _off_definition(bound: Task, model: Seq2SeqModel, batch: Batch, runtime: Runtime) -> float:
+    """How far the loss, and the gradient's length and direction, lie from those of torch operations in float32, as
+    parts of 1; dropout left out."""
+
+    def measured(place: Runtime) -> tuple[float, torch.Tensor]:
+        model.zero_grad()
+        total, _, tokens = accumulate(bound, model, [batch], SMOOTHING, place)
+        return total / tokens, torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None])
+
+    model.eval()
+    with native.off():
+        wanted, slope = measured(Runtime(runtime.device))
+    found, near = measured(runtime)
+    model.zero_grad()
+    model.train()
+    direction = 1 - torch.nn.functional.cosine_similarity(near.double(), slope.double(), dim=0)
+    length = near.double().norm() / slope.double().norm() - 1
+    return max(abs(found - wanted) / wanted, abs(float(length)), float(direction))
 
 
 def _flops(run: Any) -> float:
@@ -110,27 +132,36 @@ def _flops(run: Any) -> float:
     return float(counter.get_total_flops())
 
 
-def decoding_cases(
-    sizes: list[str], transforms: list[str], rows: list[int], lengths: list[int], beams: list[int], runtime: Runtime
-) -> Iterator[Case]:
-    """Batches of sources of one length, outputs of 30 tokens, past EOS. Work: tokens of the best outputs."""
-    bound = task()
-    for size in sizes:
-        built = {name: build(size, TRANSFORMS[name], runtime.device).eval() for name in transforms}
-        for count in rows:
-            for length in lengths:
-                draw = np.random.default_rng(0)
-                sides = np.full(count, length - 1)
-                batch = _batch(sides, np.full(count, STEPS - 1), draw, runtime.device)
-                for beam in beams:
-                    limit = {"max_ratio": 0.0, "max_extra": STEPS}
-                    raw = {"kind": "greedy", **limit} if beam == 1 else {"kind": "beam", "size": beam, **limit}
-                    search = searches.parse(raw).build()
-                    group = f"{size}, {'greedy' if beam == 1 else f'beam {beam}'}, {count} x {length}"
-                    for name, model in built.items():
+class Load(NamedTuple):
+    """What is decoded: so many sources of one length, EOS counted, with a beam of so many; 1 is greedy search."""
 
-                        def run(model: Any = model, search: Any = search, batch: Batch = batch) -> None:
-                            with runtime.autocast():
-                                bound.decode(model, [batch], search, to_limit=True)
+    rows: int
+    length: int
+    beam: int
 
-                        yield Case(group, name, run, count * STEPS)
+    def group(self, size: str) -> str:
+        return f"{size}, {'greedy' if self.beam == 1 else f'beam {self.beam}'}, {self.rows} x {self.length}"
+
+    def sources(self, device: torch.device) -> Batch:
+        draw = np.random.default_rng(0)
+        return _batch(np.full(self.rows, self.length - 1), np.full(self.rows, STEPS - 1), draw, device)
+
+
+def decoding(model: Seq2SeqModel, name: str, size: str, load: Load, runtime: Runtime) -> Case:
+    """Outputs of 30 tokens, past EOS. Work: tokens of the best outputs."""
+    bound, batch = task(), load.sources(runtime.device)
+    limit = {"max_ratio": 0.0, "max_extra": STEPS}
+    raw = {"kind": "greedy", **limit} if load.beam == 1 else {"kind": "beam", "size": load.beam, **limit}
+    search = searches.parse(raw).build()
+
+    def run() -> dict[int, Hypothesis]:
+        with runtime.autocast():
+            return bound.decode(model, [batch], search, to_limit=True)
+
+    def check() -> float:
+        """How far the scores of the best outputs lie from those of torch operations, relatively."""
+        with native.off():
+            wanted = run()
+        return max(abs(best.score - wanted[row].score) / abs(wanted[row].score) for row, best in run().items())
+
+    return Case(load.group(size), name, run, load.rows * STEPS, check)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,11 @@ from attnbench.attention.patterns.base import patterns
 from attnbench.attention.scores.dot import ScaledDotSpec
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.types import Dims, Memory, Positions
-from attnbench.bench.peers import Peer
 from attnbench.bench.timer import Case
 from attnbench.core import native
+
+if TYPE_CHECKING:
+    from attnbench.bench.peers import Peer
 
 SHAPES = ((64, 4, 32, 32), (16, 8, 128, 128), (4, 8, 512, 512))
 """Batch, heads, queries, keys."""

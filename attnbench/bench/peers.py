@@ -4,33 +4,56 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from attnbench.bench import nn_transformer, translator
+from attnbench.bench.apart import Recipe
+from attnbench.bench.models import Load
+from attnbench.bench.timer import Case
 from attnbench.core.errors import MissingExtraError, SpecError
 from attnbench.core.spec import unknown
 
 
 class Peer(NamedTuple):
-    """transforms: what it calls its own, as functions of scores over the last dimension."""
+    """transforms: what it calls its own, as functions of scores over the last dimension. training: what it trains, from
+    a size and a number of batches. decoding: what it decodes, from a size, a load and a number of threads."""
 
     package: str
     version: str
-    transforms: dict[str, Callable[[Tensor], Tensor]]
+    transforms: dict[str, Callable[[Tensor], Tensor]] = {}  # noqa: RUF012
+    training: Callable[[str, int, torch.device], list[Recipe]] | None = None
+    decoding: Callable[[str, list[Load], int], Iterator[Case]] | None = None
 
 
-def _entmax() -> dict[str, Callable[[Tensor], Tensor]]:
+def _entmax() -> Peer:
     entmax = importlib.import_module("entmax")
-    return {
+    return Peer("entmax", importlib.metadata.version("entmax"), {
         "sparsemax": lambda scores: entmax.sparsemax(scores, dim=-1),
         "entmax15": lambda scores: entmax.entmax15(scores, dim=-1),
         "entmax_bisect, alpha = 1.3": lambda scores: entmax.entmax_bisect(scores, alpha=1.3, dim=-1),
-    }
+    })  # fmt: skip
 
 
-_KNOWN: dict[str, Callable[[], dict[str, Callable[[Tensor], Tensor]]]] = {"entmax": _entmax}
+def _torch() -> Peer:
+    def training(size: str, count: int, device: torch.device) -> list[Recipe]:
+        return [
+            Recipe(nn_transformer.training, (size, count, device, name), shipped)
+            for name, shipped in ((nn_transformer.SHIPPED, True), (nn_transformer.SET_UP, False))
+        ]
+
+    return Peer("torch", torch.__version__, training=training)
+
+
+def _ctranslate2() -> Peer:
+    package = importlib.import_module("ctranslate2")
+    return Peer("ctranslate2", package.__version__, decoding=translator.cases)
+
+
+_KNOWN: dict[str, Callable[[], Peer]] = {"entmax": _entmax, "torch": _torch, "ctranslate2": _ctranslate2}
 
 
 def find(names: list[str]) -> list[Peer]:
@@ -40,8 +63,7 @@ def find(names: list[str]) -> list[Peer]:
         if name not in _KNOWN:
             raise SpecError(f"--against: {unknown('package', name, sorted(_KNOWN))}")
         try:
-            functions = _KNOWN[name]()
+            found.append(_KNOWN[name]())
         except ImportError:
             raise MissingExtraError(f"--against {name}: it is not installed; pip install {name}") from None
-        found.append(Peer(name, importlib.metadata.version(name), functions))
     return found

@@ -7,13 +7,18 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from attnbench.bench import models, ops, scaling
+from attnbench.bench import models, nn_transformer, ops, scaling
+from attnbench.bench.apart import Recipe, together, with_peaks
+from attnbench.bench.ops import TRANSFORMS
 from attnbench.bench.peers import Peer
 from attnbench.bench.results import Section
 from attnbench.bench.timer import Case, Timing, measure
 from attnbench.train.runtime import Runtime
 
 What = Literal["ops", "train", "decode", "scaling"]
+BATCHES = 2
+"""Of a timed update."""
+_LOADS = [models.Load(rows, length, beam) for rows in (1, 64) for length in (26, 100) for beam in (1, 5)]
 
 
 class Plan(NamedTuple):
@@ -50,20 +55,41 @@ def ops_sections(plan: Plan) -> list[Section]:
 
 
 def train_sections(plan: Plan) -> list[Section]:
+    """Transforms in turns; then other packages, each in a process of its own, beside a process with softmax."""
     sizes = plan.sizes or (["tiny"] if plan.quick else ["mini", "iwslt"])
+    device, threads = plan.runtime.device, torch.get_num_threads()
+    sections: list[Section] = []
+    found: list[Timing] = []
+    for size in sizes:
+        peers = [recipe for peer in plan.peers if peer.training for recipe in peer.training(size, BATCHES, device)]
+        if peers:
+            recipes = [Recipe(models.training, (size, "softmax", BATCHES, plan.runtime)), *peers]
+            with together(recipes, threads) as started:
+                timed = plan.time([each.case for each in started], loose=True)
+            found += with_peaks(timed, recipes, threads) if device.type == "cpu" else timed
+    if found:
+        sections.append(Section("training beside other packages", (nn_transformer.SHIPPED,), found, "tokens"))
     found = []
     for size in sizes:
-        found += plan.time(list(models.training_cases([size], list(models.COMPARED), 2, plan.runtime)))
-    return [Section("training, target tokens", ("softmax",), found, "tokens", peak_flops=plan.peak)]
+        recipes = [Recipe(models.training, (size, name, BATCHES, plan.runtime)) for name in models.COMPARED]
+        timed = plan.time([recipe.make(*recipe.given) for recipe in recipes], loose=True)
+        found += timed if plan.quick or device.type != "cpu" else with_peaks(timed, recipes, threads)
+    return [*sections, Section("training, target tokens", ("softmax",), found, "tokens", peak_flops=plan.peak)]
 
 
 def decode_sections(plan: Plan) -> list[Section]:
     sizes = plan.sizes or (["tiny"] if plan.quick else ["mini", "iwslt"])
-    rows, lengths, beams = ([16], [26], [1]) if plan.quick else ([1, 64], [26, 100], [1, 5])
-    found = []
+    loads = [models.Load(16, 26, 1)] if plan.quick else _LOADS
+    found: list[Timing] = []
     for size in sizes:
-        cases = models.decoding_cases([size], list(models.COMPARED), rows, lengths, beams, plan.runtime)
-        found += plan.time(list(cases))
+        built = {name: models.build(size, TRANSFORMS[name], plan.runtime.device).eval() for name in models.COMPARED}
+        peers = [
+            case for peer in plan.peers if peer.decoding for case in peer.decoding(size, loads, torch.get_num_threads())
+        ]
+        for load in loads:
+            cases = [models.decoding(model, name, size, load, plan.runtime) for name, model in built.items()]
+            cases += [case for case in peers if case.group == load.group(size)]
+            found += plan.time(cases, loose=True)
     return [Section("decoding, tokens of the best outputs", ("softmax",), found, "tokens")]
 
 

@@ -106,6 +106,17 @@ def tables(sections: Sequence[Section]) -> Iterator[Table]:
                 line.append(f"{section.exponents[name]:.2f}" if name in section.exponents else "")
             lines.append(line)
         yield Table(section.title, head, lines)
+        if any(each.peak_mb is not None for each in section.timings):
+            yield _peaks(section, groups)
+
+
+def _peaks(section: Section, groups: list[str]) -> Table:
+    peaks = {(each.name, each.group): each.peak_mb for each in section.timings}
+    lines = []
+    for name in dict.fromkeys(each.name for each in section.timings):
+        held = [peaks.get((name, group)) for group in groups]
+        lines.append([name, *("" if peak is None else f"{peak:,.0f}" for peak in held)])
+    return Table(f"{section.title}: most memory, MiB", ["", *groups], lines)
 
 
 def _entry(section: Section, timing: Timing) -> str:

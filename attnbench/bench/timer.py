@@ -33,7 +33,8 @@ class Case(NamedTuple):
 class Timing(NamedTuple):
     """Seconds a call: median, least and most over the rounds. first: of the first call, which may compile.
 
-    error: the largest difference from the definition; None where there is none to compare with.
+    error: the largest difference from the definition; None where there is none to compare with. peak_mb: most memory
+    taken, where that was measured.
     """
 
     group: str
@@ -45,6 +46,7 @@ class Timing(NamedTuple):
     work: float
     flops: float | None
     error: float | None
+    peak_mb: float | None = None
 
     @property
     def rate(self) -> float:

@@ -31,7 +31,9 @@ def speed(
     precision: Annotated[Precision, typer.Option("--precision", help="Of models, and of attention.")] = Precision.fp32,
     threads: Annotated[int | None, typer.Option("--threads", help="Left out: all that are here.", min=1)] = None,
     rounds: Annotated[int, typer.Option("--rounds", help="Turns that every case has.", min=1)] = 5,
-    against: Annotated[str | None, typer.Option("--against", help="Packages timed beside: entmax.")] = None,
+    against: Annotated[
+        str | None, typer.Option("--against", help="Packages timed beside: entmax, torch, ctranslate2.")
+    ] = None,
     compare: Annotated[Path | None, typer.Option("--compare", help="Say which ratios fell since this JSON.")] = None,
     tolerance: Annotated[float, typer.Option("--tolerance", help="Part that a ratio may fall by.", min=0)] = 0.1,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for speed.json and speed.md.")] = None,

@@ -88,18 +88,35 @@ def test_training_and_decoding_run(precision, monkeypatch):
     monkeypatch.setattr(models, "TOKENS", 200)
     monkeypatch.setattr(models, "STEPS", 4)
     runtime = Runtime(CPU, precision)
-    (training,) = models.training_cases(["tiny"], ["softmax"], 1, runtime)
-    before = training.flops
+    training = models.training("tiny", "topk, k = 8", 1, runtime)
     training.run()
-    assert before > 0
-    cases = list(models.decoding_cases(["tiny"], ["softmax", "entmax15"], [3], [5], [1, 2], runtime))
-    assert [(case.group, case.name) for case in cases] == [
-        ("tiny, greedy, 3 x 5", "softmax"), ("tiny, greedy, 3 x 5", "entmax15"),
-        ("tiny, beam 2, 3 x 5", "softmax"), ("tiny, beam 2, 3 x 5", "entmax15"),
-    ]  # fmt: skip
-    for case in cases:
-        assert case.work == 12
+    assert training.flops > 0
+    assert training.check() < (1e-2 if precision == "bf16" else 1e-5)
+    load = models.Load(3, 5, 2)
+    assert load.group("tiny") == "tiny, beam 2, 3 x 5"
+    assert models.Load(3, 5, 1).group("tiny") == "tiny, greedy, 3 x 5"
+    for name in ("softmax", "entmax15"):
+        model = models.build("tiny", ops.TRANSFORMS[name], CPU).eval()
+        case = models.decoding(model, name, "tiny", load, runtime)
+        assert (case.name, case.work) == (name, 12)
         case.run()
+        assert case.check() < (1e-2 if precision == "bf16" else 1e-5)
+
+
+def test_a_training_that_is_wrong_is_found(monkeypatch):
+    monkeypatch.setattr(models, "WORDS", 60)
+    monkeypatch.setattr(models, "TOKENS", 200)
+    training = models.training("tiny", "softmax", 1, Runtime(CPU))
+    real = models.accumulate
+
+    def wrong(task, model, *given):
+        found = real(task, model, *given)
+        for each in model.parameters():
+            each.grad *= _native()
+        return found
+
+    monkeypatch.setattr(models, "accumulate", wrong)
+    assert training.check() > 0.1
 
 
 def test_exponents():

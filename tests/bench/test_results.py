@@ -66,6 +66,13 @@ def test_a_name_that_a_group_has_not_leaves_its_place_empty():
     assert table.lines == [["base", "10 us x 1.00 ±0%", ""], ["a", "", "10 us ±0%"]]
 
 
+def test_memory_has_a_table_of_its_own():
+    held = timing("base", 1.0)._replace(peak_mb=1234.5)
+    _, table = tables([section(held, timing("a", 1.0))])
+    assert table.title == "some: most memory, MiB"
+    assert table.lines == [["base", "1,234"], ["a", ""]]
+
+
 def test_markdown_holds_every_line():
     text = markdown(list(tables([section(timing("base", 1.0))])), ["signature"], "attnbench speed ops")
     assert text.splitlines() == [

@@ -1,0 +1,120 @@
+"""A case in a process of its own, so that its settings and its memory are its own, too."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from attnbench.bench.timer import Case, Timing
+from attnbench.core.errors import AttnbenchError
+from attnbench.train.runtime import keep_freed_memory, use_onednn_float32, use_threads
+
+_PATIENCE = 10
+"""Seconds that a process has to end by itself."""
+
+
+class Recipe(NamedTuple):
+    """How a process makes its case: make(*given), a function of a module. shipped: torch as it comes, without the
+    settings that every training here makes."""
+
+    make: Callable[..., Case]
+    given: tuple[Any, ...]
+    shipped: bool = False
+
+
+class Apart:
+    """One process with one case. Raises AttnbenchError where it cannot make or run it."""
+
+    def __init__(self, recipe: Recipe, threads: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, other = context.Pipe()
+        self._process = context.Process(target=_serve, args=(other, recipe, threads), daemon=True)
+        self._process.start()
+        other.close()
+        group, name, work, flops, checked = self._answer()
+        check = (lambda: self._ask("check")) if checked else None
+        self.case = Case(group, name, lambda: self._ask("run"), work, check, flops)
+
+    def peak(self) -> float:
+        """Most memory that it has held so far, in MiB: all of the process, torch with it."""
+        return self._ask("peak")
+
+    def close(self) -> None:
+        self._pipe.close()  # which ends it
+        self._process.join(_PATIENCE)
+        if self._process.is_alive():
+            self._process.terminate()
+            self._process.join()
+
+    def _ask(self, what: str) -> Any:
+        self._pipe.send(what)
+        return self._answer()
+
+    def _answer(self) -> Any:
+        try:
+            fault, answer = self._pipe.recv()
+        except EOFError:
+            self._process.join(_PATIENCE)
+            raise AttnbenchError(
+                f"a process that was to be timed ended with {self._process.exitcode}; was there memory enough?"
+            ) from None
+        if fault is not None:
+            raise AttnbenchError(f"a case that was to be timed in a process of its own failed: {fault}")
+        return answer
+
+
+@contextmanager
+def together(recipes: list[Recipe], threads: int) -> Iterator[list[Apart]]:
+    """A process for each, all there at once."""
+    with ExitStack() as stack:
+        started: list[Apart] = []
+        for recipe in recipes:
+            started.append(Apart(recipe, threads))
+            stack.callback(started[-1].close)
+        yield started
+
+
+def with_peaks(timings: list[Timing], recipes: list[Recipe], threads: int) -> list[Timing]:
+    """The timings with the memory that each case takes, measured one process after the other, in two calls each."""
+    found: list[Timing] = []
+    for timing, recipe in zip(timings, recipes, strict=True):
+        with together([recipe], threads) as (one,):
+            one.case.run()
+            one.case.run()
+            found.append(timing._replace(peak_mb=one.peak()))
+    return found
+
+
+def _serve(pipe: Connection, recipe: Recipe, threads: int) -> None:
+    try:
+        if not recipe.shipped:
+            use_onednn_float32()
+            keep_freed_memory()
+        use_threads(threads)
+        case = recipe.make(*recipe.given)
+        pipe.send((None, (case.group, case.name, case.work, case.flops, case.check is not None)))
+        while True:
+            what = pipe.recv()
+            if what == "peak":
+                pipe.send((None, _peak()))
+            elif what == "check":
+                assert case.check is not None  # or it would not be asked for
+                pipe.send((None, case.check()))
+            else:
+                case.run()
+                pipe.send((None, None))
+    except (EOFError, KeyboardInterrupt):
+        return
+    except Exception as error:
+        pipe.send((f"{type(error).__name__}: {error}", None))
+
+
+def _peak() -> float:
+    import resource  # not on every system; nor is `ru_maxrss` counted alike
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most / (2**20 if sys.platform == "darwin" else 2**10)

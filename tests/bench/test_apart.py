@@ -1,0 +1,71 @@
+"""Processes of their own: what they run, what they tell, how they fail and end."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+
+import pytest
+import torch
+
+from attnbench.bench.apart import Recipe, together, with_peaks
+from attnbench.bench.timer import Case, Timing, measure
+from attnbench.core.errors import AttnbenchError
+
+CPU = torch.device("cpu")
+MIB = 2**20
+
+
+def holding(mib: int) -> Case:
+    """A case that holds so much memory, once it has run."""
+    kept = []
+    return Case("held", f"{mib} MiB", lambda: kept.append(bytearray(os.urandom(MIB)) * mib), 3.0, lambda: 0.25, 7.0)
+
+
+def dying() -> Case:
+    return Case("g", "dies", lambda: os._exit(7))
+
+
+def failing() -> Case:
+    raise ValueError("no such thing")
+
+
+def counting_threads() -> Case:
+    def run() -> None:
+        if torch.get_num_threads() != 1:
+            raise RuntimeError(f"{torch.get_num_threads()} threads")
+
+    return Case("g", "threads", run)
+
+
+def test_a_case_is_told_run_and_checked_where_it_lives():
+    with together([Recipe(holding, (1,)), Recipe(counting_threads, (), True)], 1) as (held, threads):
+        case = held.case
+        assert (case.group, case.name, case.work, case.flops) == ("held", "1 MiB", 3.0, 7.0)
+        assert case.check() == 0.25
+        assert threads.case.check is None
+        threads.case.run()
+        with pytest.raises(AttnbenchError, match="definition"):
+            measure([case], rounds=1, chunk=0.01, device=CPU)
+    assert not multiprocessing.active_children()
+
+
+def test_the_memory_of_each_is_its_own():
+    recipes = [Recipe(holding, (1,)), Recipe(holding, (300,))]
+    timings = [Timing("held", "a", 1, 1, 1, 1, 1, None, None), Timing("held", "b", 1, 1, 1, 1, 1, None, None)]
+    few, many = with_peaks(timings, recipes, 1)
+    assert (few.name, many.name) == ("a", "b")
+    assert many.peak_mb - few.peak_mb == pytest.approx(600, rel=0.2)
+
+
+def test_a_case_that_cannot_be_made_says_why():
+    with pytest.raises(AttnbenchError, match="ValueError: no such thing"), together([Recipe(failing, ())], 1):
+        pytest.fail("nothing is there")
+
+
+def test_a_process_that_dies_is_no_figure():
+    with (
+        together([Recipe(dying, ())], 1) as (one,),
+        pytest.raises(AttnbenchError, match=r"ended with 7.*memory enough"),
+    ):
+        one.case.run()

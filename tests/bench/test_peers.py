@@ -1,0 +1,85 @@
+"""Other packages do the work that is timed beside them: the same batches, the same shapes, as many tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnbench.bench import models, nn_transformer, peers
+from attnbench.data.base import PAD
+from attnbench.train.runtime import Runtime
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr(models, "WORDS", 60)
+    monkeypatch.setattr(models, "TOKENS", 200)
+    monkeypatch.setattr(models, "STEPS", 4)
+
+
+def test_torch_trains_as_many_tokens():
+    ours = models.training("tiny", "softmax", 1, Runtime(CPU))
+    theirs = nn_transformer.training("tiny", 1, CPU, nn_transformer.SHIPPED)
+    assert ours.work == theirs.work > 0
+    assert theirs.name.endswith("as shipped")
+    theirs.run()
+
+
+def test_torch_has_the_parameters_of_the_model_here_but_for_its_positions_and_last_norms():
+    spec = models.fields_of("tiny")
+    ours = models.build("tiny", {"kind": "softmax"}, CPU)
+    theirs = nn_transformer.NNTransformer(spec)
+    more = nn_transformer.LONGEST * spec.width + 4 * spec.width  # nn.Transformer ends both stacks with a norm
+    assert _count(theirs) - _count(ours) == more
+
+
+def test_torch_learns_what_the_batch_holds():
+    torch.manual_seed(0)
+    model = nn_transformer.NNTransformer(models.fields_of("tiny")).eval()
+    (batch,) = models.batches(1, CPU)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        logits = model(batch.source, batch.target_in).flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, batch.target_out.flatten(), ignore_index=PAD)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_what_torch_looks_at_is_not_padding_nor_what_comes_later():
+    torch.manual_seed(0)
+    model = nn_transformer.NNTransformer(models.fields_of("tiny")).eval()
+    source, target = torch.randint(5, 60, (2, 6)), torch.randint(5, 60, (2, 5))
+    with torch.no_grad():
+        wanted = model(source, target)
+        padded = model(torch.nn.functional.pad(source, (0, 3), value=PAD), target)
+        target[:, 3:] = 7
+        changed = model(source, target)
+    torch.testing.assert_close(padded, wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(changed[:, :3], wanted[:, :3], rtol=1e-4, atol=1e-5)
+
+
+def test_torch_is_timed_with_and_without_what_every_training_here_sets():
+    (peer,) = peers.find(["torch"])
+    assert peer.training is not None
+    assert [recipe.shipped for recipe in peer.training("tiny", 1, CPU)] == [True, False]
+
+
+def test_ctranslate2_decodes_as_many_tokens():
+    pytest.importorskip("ctranslate2", reason="the package that is timed is not installed")
+    (peer,) = peers.find(["ctranslate2"])
+    assert peer.decoding is not None
+    found = list(peer.decoding("tiny", [models.Load(3, 5, 2)], 1))
+    assert [case.name for case in found] == ["CTranslate2, float32", "CTranslate2, int8"]
+    for case in found:
+        assert (case.group, case.work) == ("tiny, beam 2, 3 x 5", 12)
+        case.run()  # which counts the words of each output
+
+
+def _count(model: torch.nn.Module) -> int:
+    return sum(each.numel() for each in model.parameters())
