@@ -87,6 +87,8 @@ class Seq2SeqModel(nn.Module, ABC):
     Memory and State are trees (core.tree) that only the model looks into.
     """
 
+    target_vocab: int
+    """V, how many logits there are."""
     max_length: int | None = None
     """Most tokens that decode() and step() can read, BOS included; None: any number. A search stops there."""
 

@@ -193,7 +193,7 @@ class ConvS2S(Seq2SeqModel):
 
     def __init__(self, spec: ConvS2SSpec, sizes: Sizes) -> None:
         super().__init__()
-        self.max_length = spec.max_length
+        self.target_vocab, self.max_length = sizes.target_vocab, spec.max_length
         source, target = embedding_tables(sizes, spec.embedding, spec.tie, EMBEDDING_STD)
         self.source_embedding = PositionedEmbedding(source, spec.max_length, spec.dropout)
         self.target_embedding = PositionedEmbedding(target, spec.max_length, spec.dropout)

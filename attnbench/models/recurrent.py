@@ -173,6 +173,7 @@ class Recurrent(Seq2SeqModel):
 
     def __init__(self, spec: RecurrentSpec, sizes: Sizes) -> None:
         super().__init__()
+        self.target_vocab = sizes.target_vocab
         site = spec.attention.cross
         dims = Dims(query_width=spec.width, key_width=spec.encoder_width, longest_source=sizes.longest_source)
         self.encoder = Encoder(spec, sizes)

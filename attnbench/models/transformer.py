@@ -222,7 +222,7 @@ class Transformer(Seq2SeqModel):
 
     def __init__(self, spec: TransformerSpec, sizes: Sizes) -> None:
         super().__init__()
-        self.max_length = spec.max_length
+        self.target_vocab, self.max_length = sizes.target_vocab, spec.max_length
         source, target = embedding_tables(sizes, spec.width, spec.tie)
         self.source_embedding = Embedding(source, spec.positions, spec.max_length, spec.dropout)
         self.target_embedding = Embedding(target, spec.positions, spec.max_length, spec.dropout)

@@ -1,20 +1,35 @@
-"""Label-smoothed cross-entropy whose gradient is made in the forward pass, a cache-sized block of rows at a time."""
+"""Label-smoothed cross-entropy whose gradient is made in the forward pass, some rows at a time: of logits, or of hidden
+states, whose logits are then never all there at once."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from attnbench.core import native
 
 _SOURCE = Path(__file__).with_name("_loss.cpp")
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 BLOCK = 1 << 19  # elements of a block of float32 logits: 2 MiB, so that its passes stay in the processor's cache
+LOGITS = 1 << 23
+"""Logits that are held at once: 32 MiB in float32. Measured at 3,600 rows of 10,000: 2% slower than all at once."""
+
+
+class Output(Protocol):
+    """What makes logits of hidden states: a model."""
+
+    target_vocab: int
+
+    def logits(self, hidden: Float[Tensor, "N D"]) -> Float[Tensor, "N V"]: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):
@@ -86,3 +101,56 @@ def smoothed_cross_entropy(
     `loss = sum_n (1 - e) (-log p_n(y_n)) + e/V sum_v (-log p_n(v))`, e the smoothing (Szegedy et al. 2016, section 7).
     """
     return _SmoothedCrossEntropy.apply(logits, target, smoothing)  # pyright: ignore[reportReturnType]
+
+
+class _OutputLoss(torch.autograd.Function):
+    """Parts of the rows, one after the other; of each nothing is kept but its gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, part_loss: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], hidden: Tensor, target: Tensor,
+        rows: int, *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        slope, totals = torch.empty_like(hidden), []
+        slopes: list[Tensor | None] = [None] * len(parameters)
+        wanted = [place for place, each in enumerate(parameters) if each.requires_grad]
+        for start in range(0, len(hidden), rows):
+            part = hidden[start : start + rows].detach().requires_grad_()
+            with torch.enable_grad():
+                loss, nll = part_loss(part, target[start : start + rows])
+            first, *others = torch.autograd.grad(
+                loss, [part, *(parameters[place] for place in wanted)], allow_unused=True
+            )
+            slope[start : start + rows] = first
+            for place, other in zip(wanted, others, strict=True):
+                if other is not None:
+                    sum_ = slopes[place]
+                    slopes[place] = other if sum_ is None else sum_.add_(other)
+            totals.append(torch.stack([loss.detach(), nll.detach()]))
+        ctx.save_for_backward(slope, *slopes)
+        loss, nll = torch.stack(totals).sum(0)
+        ctx.mark_non_differentiable(nll)
+        return loss, nll
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        slope, *slopes = (None if each is None else each * upstream[0].to(each.dtype) for each in ctx.saved_tensors)
+        return None, slope, None, None, *slopes
+
+
+def output_loss(
+    model: Output, hidden: Float[Tensor, "N D"], target: Int[Tensor, "N"], smoothing: float
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """smoothed_cross_entropy of `model.logits(hidden)`, which are never all held where they are more than LOGITS."""
+
+    def part_loss(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        return smoothed_cross_entropy(model.logits(part), wanted, smoothing)
+
+    rows = max(1, LOGITS // model.target_vocab)
+    if len(hidden) <= rows:
+        return part_loss(hidden, target)
+    if torch.is_grad_enabled():
+        return _OutputLoss.apply(part_loss, hidden, target, rows, *model.parameters())  # pyright: ignore[reportReturnType]
+    parts = [part_loss(*each) for each in zip(hidden.split(rows), target.split(rows), strict=True)]
+    return torch.stack([loss for loss, _ in parts]).sum(), torch.stack([nll for _, nll in parts]).sum()

@@ -27,7 +27,7 @@ from attnbench.models.fertility.base import Fertility
 from attnbench.search.base import Hypothesis, Limits, Searcher
 from attnbench.tasks.base import Loss, Metrics, TaskSpec
 from attnbench.tasks.lessons import teach
-from attnbench.tasks.loss import smoothed_cross_entropy
+from attnbench.tasks.loss import output_loss
 
 SENTENCES = 64
 """Sentences at a time, decoded where they are not in batches yet, or taught."""
@@ -112,8 +112,8 @@ class PairTask(ABC):
     def loss(self, model: Seq2SeqModel, batch: Batch, smoothing: float) -> Loss:
         memory = model.encode(source_of(batch))
         hidden = model.decode(memory, batch.target_in).hidden
-        logits = model.logits(hidden[batch.target_valid])  # padding never reaches the vocabulary
-        return Loss(*smoothed_cross_entropy(logits, batch.target_out[batch.target_valid], smoothing))
+        valid = batch.target_valid  # padding never reaches the vocabulary
+        return Loss(*output_loss(model, hidden[valid], batch.target_out[valid], smoothing))
 
     @torch.no_grad()
     def validate(self, model: Seq2SeqModel, data: Data, split: str, tokens: int) -> dict[str, float]:

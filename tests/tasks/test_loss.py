@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from attnbench.core import native
 from attnbench.tasks import loss as module
-from attnbench.tasks.loss import smoothed_cross_entropy
+from attnbench.tasks.loss import output_loss, smoothed_cross_entropy
 
 
 def case(rows: int = 7, vocab: int = 11, scale: float = 3.0, dtype: torch.dtype = torch.float64):
@@ -127,3 +127,75 @@ def test_targets_of_another_type_are_read_as_what_they_are():
     logits, target = case(3, 30, dtype=torch.float32)
     loss, _ = smoothed_cross_entropy(logits, target.int(), 0.1)
     assert torch.allclose(loss, smoothed_cross_entropy(logits, target, 0.1)[0], rtol=1e-5)
+
+
+class Output(torch.nn.Module):
+    """A parameter that logits depend on through another one, one that is frozen, and one that is not asked."""
+
+    def __init__(self, width: int = 6, vocab: int = 11) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.target_vocab = vocab
+        self.inner, self.outer = torch.nn.Linear(width, width), torch.nn.Linear(width, vocab)
+        self.outer.bias.requires_grad_(False)
+        self.unused = torch.nn.Parameter(torch.zeros(2))
+        self.seen: list[int] = []
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.seen.append(len(hidden))
+        return self.outer(torch.tanh(self.inner(hidden)))
+
+
+def both(model: Output, hidden: torch.Tensor, target: torch.Tensor, limit: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "LOGITS", limit)
+    model.zero_grad()
+    model.seen.clear()
+    given = hidden.detach().requires_grad_()
+    loss, nll = output_loss(model, given, target, 0.1)
+    (0.5 * loss).backward()
+    assert not nll.requires_grad
+    return loss.detach(), nll, given.grad, [each.grad for each in model.parameters()], list(model.seen)
+
+
+@pytest.mark.parametrize(("limit", "seen"), [(77, [7]), (76, [6, 1]), (33, [3, 3, 1]), (1, [1] * 7)])
+def test_a_part_of_the_logits_at_a_time_gives_the_same(monkeypatch, limit, seen):
+    model, hidden, target = Output(), torch.randn(7, 6), torch.arange(7)
+    *wanted, _ = both(model, hidden, target, 1 << 20, monkeypatch)
+    *found, parts = both(model, hidden, target, limit, monkeypatch)
+    assert parts == seen
+    torch.testing.assert_close(found[:3], wanted[:3], rtol=1e-5, atol=1e-6)
+    for mine, theirs in zip(found[3], wanted[3], strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_no_gradient_where_none_is_asked_for(monkeypatch):
+    monkeypatch.setattr(module, "LOGITS", 33)
+    model, hidden, target = Output(), torch.randn(7, 6), torch.arange(7)
+    with torch.no_grad():
+        loss, nll = output_loss(model, hidden, target, 0.1)
+    wanted = smoothed_cross_entropy(model.logits(hidden), target, 0.1)
+    torch.testing.assert_close((loss, nll), tuple(each.detach() for each in wanted))
+    assert model.seen[:3] == [3, 3, 1]
+
+
+def test_hidden_states_that_want_no_gradient(monkeypatch):
+    monkeypatch.setattr(module, "LOGITS", 33)
+    model, hidden, target = Output(), torch.randn(7, 6), torch.arange(7)
+    output_loss(model, hidden, target, 0.1)[0].backward()
+    found = model.inner.weight.grad.clone()
+    model.zero_grad()
+    smoothed_cross_entropy(model.logits(hidden), target, 0.1)[0].backward()
+    torch.testing.assert_close(found, model.inner.weight.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_bfloat16_products_keep_float32_gradients(monkeypatch):
+    model, hidden, target = Output(), torch.randn(7, 6), torch.arange(7)
+    with torch.autocast("cpu", torch.bfloat16):
+        *wanted, _ = both(model, hidden, target, 1 << 20, monkeypatch)
+        *found, _ = both(model, hidden, target, 33, monkeypatch)
+    torch.testing.assert_close(found[:3], wanted[:3], rtol=2e-2, atol=2e-2)
+    for mine, theirs in zip(found[3], wanted[3], strict=True):
+        assert mine is None or mine.dtype is torch.float32
+        torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=2e-2)
