@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor
 from attnbench.bench import nn_transformer, translator
 from attnbench.bench.apart import Recipe
 from attnbench.bench.models import Load
-from attnbench.bench.timer import Case
 from attnbench.core.errors import MissingExtraError, SpecError
 from attnbench.core.spec import unknown
 
@@ -26,7 +25,7 @@ class Peer(NamedTuple):
     version: str
     transforms: dict[str, Callable[[Tensor], Tensor]] = {}  # noqa: RUF012
     training: Callable[[str, int, torch.device], list[Recipe]] | None = None
-    decoding: Callable[[str, list[Load], int], Iterator[Case]] | None = None
+    decoding: Callable[[str, Load, int], list[Recipe]] | None = None
 
 
 def _entmax() -> Peer:
@@ -50,7 +49,11 @@ def _torch() -> Peer:
 
 def _ctranslate2() -> Peer:
     package = importlib.import_module("ctranslate2")
-    return Peer("ctranslate2", package.__version__, decoding=translator.cases)
+
+    def decoding(size: str, load: Load, threads: int) -> list[Recipe]:
+        return [Recipe(translator.decoding, (size, load, kind, threads)) for kind in translator.COMPUTED_IN]
+
+    return Peer("ctranslate2", package.__version__, decoding=decoding)
 
 
 _KNOWN: dict[str, Callable[[], Peer]] = {"entmax": _entmax, "torch": _torch, "ctranslate2": _ctranslate2}

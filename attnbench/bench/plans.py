@@ -7,15 +7,16 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from attnbench.bench import models, nn_transformer, ops, scaling
+from attnbench.bench import models, nn_transformer, ops, scaling, translator
 from attnbench.bench.apart import Recipe, together, with_peaks
-from attnbench.bench.ops import TRANSFORMS
 from attnbench.bench.peers import Peer
 from attnbench.bench.results import Section
 from attnbench.bench.timer import Case, Timing, measure
 from attnbench.train.runtime import Runtime
 
 What = Literal["ops", "train", "decode", "scaling"]
+_REST = 0.3
+"""Seconds after which threads of another package have ceased to wait in a loop: 0.2 where they are Intel's."""
 BATCHES = 2
 """Of a timed update."""
 _LOADS = [models.Load(rows, length, beam) for rows in (1, 64) for length in (26, 100) for beam in (1, 5)]
@@ -31,12 +32,23 @@ class Plan(NamedTuple):
     peak: float
     sizes: list[str] | None = None
 
-    def time(self, cases: list[Case], *, loose: bool = False) -> list[Timing]:
+    def time(self, cases: list[Case], *, loose: bool = False, rest: float = 0) -> list[Timing]:
         """loose: the cases are of the precision, not float32 whatever it is."""
         return measure(
             cases, rounds=self.rounds, chunk=0.05 if self.quick else 0.2, device=self.runtime.device,
-            loose=loose and self.runtime.precision == "bf16",
+            loose=loose and self.runtime.precision == "bf16", rest=rest,
         )  # fmt: skip
+
+    def beside(self, recipes: list[Recipe], *, peaks: bool = False) -> list[Timing]:
+        """Each in a process of its own. peaks: with the memory that each takes."""
+        threads = torch.get_num_threads()
+        with together(recipes, threads) as started:
+            timed = self.time([each.case for each in started], loose=True, rest=_REST)
+        return with_peaks(timed, recipes, threads) if peaks and self.runtime.device.type == "cpu" else timed
+
+    def those_of(self, *sizes: str) -> list[str]:
+        """The sizes that were asked for, else these."""
+        return self.sizes or (["tiny"] if self.quick else list(sizes))
 
 
 def ops_sections(plan: Plan) -> list[Section]:
@@ -55,42 +67,44 @@ def ops_sections(plan: Plan) -> list[Section]:
 
 
 def train_sections(plan: Plan) -> list[Section]:
-    """Transforms in turns; then other packages, each in a process of its own, beside a process with softmax."""
-    sizes = plan.sizes or (["tiny"] if plan.quick else ["mini", "iwslt"])
     device, threads = plan.runtime.device, torch.get_num_threads()
-    sections: list[Section] = []
+    beside: list[Timing] = []
     found: list[Timing] = []
-    for size in sizes:
+    for size in plan.those_of("mini", "iwslt"):
         peers = [recipe for peer in plan.peers if peer.training for recipe in peer.training(size, BATCHES, device)]
-        if peers:
-            recipes = [Recipe(models.training, (size, "softmax", BATCHES, plan.runtime)), *peers]
-            with together(recipes, threads) as started:
-                timed = plan.time([each.case for each in started], loose=True)
-            found += with_peaks(timed, recipes, threads) if device.type == "cpu" else timed
-    if found:
-        sections.append(Section("training beside other packages", (nn_transformer.SHIPPED,), found, "tokens"))
-    found = []
-    for size in sizes:
         recipes = [Recipe(models.training, (size, name, BATCHES, plan.runtime)) for name in models.COMPARED]
+        beside += plan.beside([recipes[0], *peers], peaks=True) if peers else []
         timed = plan.time([recipe.make(*recipe.given) for recipe in recipes], loose=True)
         found += timed if plan.quick or device.type != "cpu" else with_peaks(timed, recipes, threads)
-    return [*sections, Section("training, target tokens", ("softmax",), found, "tokens", peak_flops=plan.peak)]
+    return [
+        *_if_any("training beside other packages, target tokens", nn_transformer.SHIPPED, beside),
+        Section("training, target tokens", ("softmax",), found, "tokens", peak_flops=plan.peak),
+    ]
 
 
 def decode_sections(plan: Plan) -> list[Section]:
-    sizes = plan.sizes or (["tiny"] if plan.quick else ["mini", "iwslt"])
     loads = [models.Load(16, 26, 1)] if plan.quick else _LOADS
+    beside: list[Timing] = []
     found: list[Timing] = []
-    for size in sizes:
-        built = {name: models.build(size, TRANSFORMS[name], plan.runtime.device).eval() for name in models.COMPARED}
-        peers = [
-            case for peer in plan.peers if peer.decoding for case in peer.decoding(size, loads, torch.get_num_threads())
-        ]
+    for size in plan.those_of("mini", "iwslt"):
         for load in loads:
-            cases = [models.decoding(model, name, size, load, plan.runtime) for name, model in built.items()]
-            cases += [case for case in peers if case.group == load.group(size)]
-            found += plan.time(cases, loose=True)
-    return [Section("decoding, tokens of the best outputs", ("softmax",), found, "tokens")]
+            threads = torch.get_num_threads()
+            peers = [recipe for peer in plan.peers if peer.decoding for recipe in peer.decoding(size, load, threads)]
+            ours = Recipe(models.decoding, (size, "softmax", load, plan.runtime))
+            beside += plan.beside([ours, *peers]) if peers else []
+            found += plan.time(
+                [models.decoding(size, name, load, plan.runtime) for name in models.COMPARED], loose=True
+            )
+    return [
+        *_if_any(
+            "decoding beside other packages, tokens of the best outputs", translator.NAME.format("float32"), beside
+        ),
+        Section("decoding, tokens of the best outputs", ("softmax",), found, "tokens"),
+    ]
+
+
+def _if_any(title: str, baseline: str, found: list[Timing]) -> list[Section]:
+    return [Section(title, (baseline,), found, "tokens")] if found else []
 
 
 def scaling_sections(plan: Plan) -> list[Section]:

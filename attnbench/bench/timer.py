@@ -55,9 +55,10 @@ class Timing(NamedTuple):
 
 
 def measure(
-    cases: Sequence[Case], *, rounds: int, chunk: float, device: torch.device, loose: bool = False
+    cases: Sequence[Case], *, rounds: int, chunk: float, device: torch.device, loose: bool = False, rest: float = 0
 ) -> list[Timing]:
-    """Time the cases in turns. chunk: seconds that the calls of one turn take together, at least one call.
+    """Time the cases in turns. chunk: seconds that the calls of one turn take together, at least one call. rest:
+    seconds before each turn, in which threads of the case before go to sleep.
 
     Raises AttnbenchError for a case that does not give what its definition gives: nothing is timed then.
     """
@@ -75,6 +76,7 @@ def measure(
     for turn in range(rounds):
         for place in range(len(cases)):
             at = (place + turn) % len(cases)  # no case always follows the same one
+            time.sleep(rest)
             taken[at].append(seconds(cases[at].run, calls[at], device))
     return [
         Timing(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,33 +14,29 @@ from attnbench.bench.models import Load
 from attnbench.bench.timer import Case
 
 COMPUTED_IN = ("float32", "int8")
+NAME = "CTranslate2, {}"
 SPECIALS = ["<unk>", "<blank>", "<s>", "</s>"]
 LONGEST = 256
 
 
-def cases(size: str, loads: list[Load], threads: int) -> Iterator[Case]:
-    """Outputs of as many tokens as models.decoding makes, in float32 and with weights of 8 bits."""
+def decoding(size: str, load: Load, kind: str, threads: int) -> Case:
+    """Outputs of as many tokens as models.decoding makes. kind: "float32", or "int8" for weights of 8 bits."""
     package: Any = importlib.import_module("ctranslate2")
     words = [*SPECIALS, *(f"w{place}" for place in range(len(SPECIALS), models.WORDS))]
-    draw = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         _model(size, words).save(folder)
-        for kind in COMPUTED_IN:
-            translator = package.Translator(
-                folder, device="cpu", compute_type=kind, inter_threads=1, intra_threads=threads
-            )
-            for load in loads:
-                ids = draw.integers(len(SPECIALS), models.WORDS, (load.rows, load.length - 1))
-                sources = [[words[place] for place in row] + ["</s>"] for row in ids]
+        translator = package.Translator(folder, device="cpu", compute_type=kind, inter_threads=1, intra_threads=threads)
+    ids = np.random.default_rng(0).integers(len(SPECIALS), models.WORDS, (load.rows, load.length - 1))
+    sources = [[words[place] for place in row] + ["</s>"] for row in ids]
 
-                def run(translator: Any = translator, sources: Any = sources, load: Load = load) -> None:
-                    found = translator.translate_batch(
-                        sources, beam_size=load.beam, max_batch_size=load.rows, batch_type="examples",
-                        min_decoding_length=models.STEPS, max_decoding_length=models.STEPS,
-                    )  # fmt: skip
-                    assert all(len(each.hypotheses[0]) == models.STEPS for each in found)
+    def run() -> None:
+        found = translator.translate_batch(
+            sources, beam_size=load.beam, max_batch_size=load.rows, batch_type="examples",
+            min_decoding_length=models.STEPS, max_decoding_length=models.STEPS,
+        )  # fmt: skip
+        assert all(len(each.hypotheses[0]) == models.STEPS for each in found)
 
-                yield Case(load.group(size), f"CTranslate2, {kind}", run, load.rows * models.STEPS)
+    return Case(load.group(size), NAME.format(kind), run, load.rows * models.STEPS)
 
 
 def _model(size: str, words: list[str]) -> Any:

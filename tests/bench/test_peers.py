@@ -74,7 +74,7 @@ def test_ctranslate2_decodes_as_many_tokens():
     pytest.importorskip("ctranslate2", reason="the package that is timed is not installed")
     (peer,) = peers.find(["ctranslate2"])
     assert peer.decoding is not None
-    found = list(peer.decoding("tiny", [models.Load(3, 5, 2)], 1))
+    found = [recipe.make(*recipe.given) for recipe in peer.decoding("tiny", models.Load(3, 5, 2), 1)]
     assert [case.name for case in found] == ["CTranslate2, float32", "CTranslate2, int8"]
     for case in found:
         assert (case.group, case.work) == ("tiny, beam 2, 3 x 5", 12)
