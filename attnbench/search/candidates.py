@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from attnbench.core import native
+
+_SOURCE = Path(__file__).with_name("_candidates.cpp")
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _BLOCK = 64
 """Columns a block; the largest of a row lie in the blocks of largest maximum, so few columns need ranking."""
 
@@ -20,15 +27,39 @@ def top_tokens(
     Equal ones stand in the order of their ids. The log-softmax runs over all V in float32 (float64 for float64);
     banned tokens keep their part of the mass, come last and have -inf; so has a row that is not all numbers.
     """
+    count = min(count, logits.shape[-1])
+    if (found := _compiled(logits, count, banned)) is not None:
+        return found
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
     log_probs = torch.log_softmax(logits, dim=-1, dtype=wide)
-    count = min(count, logits.shape[-1])
     values, ids = _largest(log_probs, count + len(banned))  # enough, though the best be banned ones
     for token in banned:
         values = values.masked_fill(ids == token, -torch.inf)
     values = torch.where(values.isnan(), -torch.inf, values)
     values, order = values.sort(dim=-1, descending=True, stable=True)
     return values[:, :count], ids.gather(-1, order[:, :count])
+
+
+def _compiled(
+    logits: Float[Tensor, "R V"], count: int, banned: Sequence[int]
+) -> tuple[Float[Tensor, "R C"], Int[Tensor, "R C"]] | None:
+    """The same by _candidates.cpp; None where it does not serve, and where a row is not all numbers."""
+    if logits.device.type != "cpu" or logits.dtype not in _NAMES or not logits.numel() or not count:
+        return None
+    if not native.readable(logits) or (library := native.load(_SOURCE)) is None:
+        return None
+    logits = logits.contiguous()
+    values, ids = (
+        logits.new_empty(len(logits), count, dtype=torch.float32),
+        torch.empty(len(logits), count, dtype=torch.int64),
+    )
+    best: Any = getattr(library, f"attnbench_best_{_NAMES[logits.dtype]}")
+    strange = best(
+        native.at(logits), ctypes.c_int64(len(logits)), ctypes.c_int64(logits.shape[1]),
+        (ctypes.c_int64 * len(banned))(*banned), ctypes.c_int64(len(banned)), ctypes.c_int64(count),
+        native.at(values), native.at(ids), torch.get_num_threads(),
+    )  # fmt: skip
+    return None if strange else (values, ids)
 
 
 def _largest(rows: Float[Tensor, "R V"], wanted: int) -> tuple[Float[Tensor, "R W"], Int[Tensor, "R W"]]:

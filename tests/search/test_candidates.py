@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attnbench.core import native
 from attnbench.search.candidates import top_tokens
 
 
@@ -28,11 +29,12 @@ def test_equals_a_plain_sort_with_ties_and_impossible_tokens(data):
     rows = rows.tolist()
     count = data.draw(st.integers(1, 9))
     banned = data.draw(st.sampled_from([(), (0,), (0, 1)]))
-    log_probs, ids = top_tokens(torch.tensor(rows, dtype=torch.float64), count, banned)
+    dtype = data.draw(st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))  # the last two are compiled
+    log_probs, ids = top_tokens(torch.tensor(rows, dtype=dtype), count, banned)
     assert log_probs.shape == ids.shape == (len(rows), min(count, vocabulary))
     for values, tokens, row in zip(log_probs.tolist(), ids.tolist(), rows, strict=True):
         expected = oracle(row, count, banned)
-        assert values == pytest.approx([value for _, value in expected])
+        assert values == pytest.approx([value for _, value in expected], rel=1e-5)
         possible = [token for token, value in expected if value > -math.inf]
         assert tokens[: len(possible)] == possible
 
@@ -86,3 +88,37 @@ def test_the_input_is_left_as_it_was():
     logits = torch.zeros(2, 9)
     top_tokens(logits, 3, (0, 1))
     assert torch.equal(logits, torch.zeros(2, 9))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("vocabulary", "count"), [(1, 1), (5, 5), (63, 2), (64, 3), (65, 7), (700, 11), (10_000, 5)])
+@pytest.mark.parametrize("banned", [(), (0, 1), (3, 99_999)])
+def test_the_compiled_path_gives_what_torch_gives(dtype, vocabulary, count, banned):
+    logits = torch.randn(9, vocabulary, generator=torch.Generator().manual_seed(3)).mul(6).to(dtype)
+    logits[4] = 0.0
+    logits[5, vocabulary // 2 :] = -torch.inf
+    if vocabulary == 1:
+        logits[5] = 1.0
+    log_probs, ids = top_tokens(logits, count, banned)
+    with native.off():
+        wanted, wanted_ids = top_tokens(logits, count, banned)
+    torch.testing.assert_close(log_probs, wanted, rtol=1e-6, atol=2e-6)
+    assert torch.equal(ids.where(wanted > -torch.inf, 0), wanted_ids.where(wanted > -torch.inf, 0))
+
+
+@pytest.mark.parametrize("strange", [math.nan, math.inf, -math.inf])
+def test_rows_that_are_no_numbers_are_impossible_and_spoil_no_other(strange):
+    logits = torch.randn(3, 200, generator=torch.Generator().manual_seed(4))
+    alone = top_tokens(logits[::2], 4, (0,))
+    logits[1] = strange
+    log_probs, ids = top_tokens(logits, 4, (0,))
+    assert bool((log_probs[1] == -torch.inf).all())
+    torch.testing.assert_close(log_probs[::2], alone[0])
+    assert torch.equal(ids[::2], alone[1])
+
+
+def test_logits_that_do_not_lie_in_one_piece():
+    logits = torch.randn(40, 30, generator=torch.Generator().manual_seed(5))
+    found, wanted = top_tokens(logits.T, 4), top_tokens(logits.T.contiguous(), 4)
+    assert torch.equal(found[0], wanted[0])
+    assert torch.equal(found[1], wanted[1])
