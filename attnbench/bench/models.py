@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from attnbench.bench.ops import TRANSFORMS
 from attnbench.bench.timer import Case
 from attnbench.core import native
+from attnbench.core.packed import pack
 from attnbench.core.tree import map_batch
 from attnbench.data.base import BOS, EOS, PAD, SPECIALS, Batch
 from attnbench.models.base import Seq2SeqModel, Sizes, models
@@ -154,6 +155,9 @@ def decoding(size: str, transform: str, load: Load, runtime: Runtime) -> Case:
     limit = {"max_ratio": 0.0, "max_extra": STEPS}
     raw = {"kind": "greedy", **limit} if load.beam == 1 else {"kind": "beam", "size": load.beam, **limit}
     search = searches.parse(raw).build()
+
+    with runtime.autocast():
+        pack(model)  # once, as before all batches of a split
 
     def run() -> dict[int, Hypothesis]:
         with runtime.autocast():

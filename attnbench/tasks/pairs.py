@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from attnbench.core.errors import AttnbenchError
+from attnbench.core.packed import packed
 from attnbench.core.tree import map_batch
 from attnbench.data.base import BOS, EOS, PAD, Batch
 from attnbench.data.corpus import Data
@@ -131,9 +132,10 @@ class PairTask(ABC):
         device = next(model.parameters()).device
         limits = self.limits._replace(eos=NO_TOKEN) if to_limit else self.limits
         decoded: dict[int, Hypothesis] = {}
-        for batch in batches:
-            found = searcher(model, source_of(batch, device), limits)
-            decoded |= {line: best[0] for line, best in zip(batch.index.tolist(), found, strict=True)}
+        with packed(model):
+            for batch in batches:
+                found = searcher(model, source_of(batch, device), limits)
+                decoded |= {line: best[0] for line, best in zip(batch.index.tolist(), found, strict=True)}
         return decoded
 
     def evaluate(
@@ -171,7 +173,8 @@ class PairTask(ABC):
             chosen = order[start : start + SENTENCES]
             rows = [torch.tensor(encoded[line]) for line in chosen]
             padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD).to(device)
-            best = searcher(model, Source(padded, padded != PAD), self.limits)
+            with packed(model):
+                best = searcher(model, Source(padded, padded != PAD), self.limits)
             found |= {
                 line: data.target_vocabulary.decode(each[0].tokens) for line, each in zip(chosen, best, strict=True)
             }

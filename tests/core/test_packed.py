@@ -1,0 +1,117 @@
+"""Packed layers compute what the layers compute, in the block alone, and only what they may."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from attnbench.core import packed as module
+from attnbench.core.packed import pack, packed
+
+needs_packing = pytest.mark.skipif(not module._works(torch.float32), reason="this torch packs no weights")
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(24, 40), nn.ReLU(), nn.Linear(40, 7, bias=False))
+
+
+def is_packed(net: nn.Module) -> bool:
+    return any("forward" in vars(each) for each in net.modules())
+
+
+@needs_packing
+@pytest.mark.parametrize("shape", [(1, 24), (64, 24), (321, 24), (3, 5, 24), (24,)])
+def test_the_same_products_whatever_the_rows(shape):
+    net, states = model(), torch.randn(*shape)
+    with torch.no_grad():
+        wanted = net(states)
+        with packed(net):
+            assert is_packed(net)
+            found = net(states)
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+        assert not is_packed(net)
+
+
+def test_nothing_stays_after_an_error():
+    net = model()
+    with pytest.raises(ZeroDivisionError), packed(net):
+        raise ZeroDivisionError
+    assert not is_packed(net)
+
+
+def test_weights_that_changed_are_taken_up_by_the_next_block():
+    net, states = model(), torch.randn(5, 24)
+    with torch.no_grad():
+        with packed(net):
+            before = net(states)
+        net[2].weight.mul_(2)
+        with packed(net):
+            torch.testing.assert_close(net(states), 2 * before)
+
+
+@needs_packing
+def test_blocks_within_blocks_end_with_the_outer_one():
+    net = model()
+    with packed(net):
+        with packed(net):
+            pass
+        assert is_packed(net)
+    assert not is_packed(net)
+    assert len(pack(net)) == 2
+    assert pack(net) == []
+
+
+@needs_packing
+@pytest.mark.skipif(not module._works(torch.bfloat16), reason="this processor packs no bfloat16 weights")
+def test_autocast_decides_the_type():
+    net, states = model(), torch.randn(9, 24)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        wanted = net(states)
+        with packed(net):
+            found = net(states)
+            with torch.autocast("cpu", enabled=False):
+                wide = net(states)  # not in the type that was packed: the layer itself
+    assert found.dtype is wanted.dtype is torch.bfloat16
+    assert wide.dtype is torch.float32
+    torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(wide, net(states).detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_go_through_the_layers_themselves():
+    net, states = model(), torch.randn(5, 24)
+    with packed(net):
+        net(states).sum().backward()
+    assert net[0].weight.grad is not None
+
+
+def test_states_without_rows():
+    net = model()
+    with torch.no_grad(), packed(net):
+        assert net(torch.randn(0, 24)).shape == (0, 7)
+
+
+@needs_packing
+def test_layers_of_other_kinds_are_left_alone():
+    double, parametrised = nn.Linear(4, 4, dtype=torch.float64), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    net = nn.ModuleList([double, parametrised, nn.Linear(4, 4)])
+    with packed(net):
+        assert [is_packed(each) for each in net] == [False, False, True]
+
+
+def test_a_torch_that_packs_nothing_leaves_the_layers_as_they_are(monkeypatch):
+    module._works.cache_clear()
+    monkeypatch.setattr(module, "_reordered", lambda weight: torch.ops.mkldnn.no_such_operation(weight))
+    net, states = model(), torch.randn(5, 24)
+    with packed(net):
+        assert not is_packed(net)
+    module._works.cache_clear()
+    monkeypatch.setattr(module, "_reordered", lambda weight: weight)
+    monkeypatch.setattr(module, "_product", lambda states, weight, bias: 1.01 * states @ weight.T)  # not exact
+    with packed(net):
+        assert not is_packed(net)
+    module._works.cache_clear()
+    torch.testing.assert_close(copy.deepcopy(net)(states), net(states))
