@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from attnbench.attention.modules.base import SelfAttention
 from attnbench.attention.spec import AttentionSpec
 from attnbench.attention.types import ROLES, Dims, Memory, Positions
+from attnbench.core.relocate import relocate
 from attnbench.models._parallel import require_parallel
 from attnbench.models.base import Decoded, Maps, ModelSpec, Seq2SeqModel, Sizes, Source, Wanted, models, receive
 from attnbench.models.layers import (
@@ -301,8 +302,7 @@ def _move(cache: Memory, rows: Int[Tensor, "R"], shared: int) -> None:
     moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
     for held in (cache.keys, cache.values):
         if held is not None:
-            part = held[:, :, shared : cache.filled]
-            part.index_copy_(0, moved, part.index_select(0, rows[moved]))
+            relocate(held[:, :, shared : cache.filled], moved, rows[moved])
 
 
 def _dims(spec: TransformerSpec, layer: int, longest_source: int | None) -> Dims:

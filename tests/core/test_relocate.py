@@ -1,0 +1,66 @@
+"""Rows moved in place stand where a copy would put them, whatever the layout, the type and the number of threads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnbench.core import native
+from attnbench.core import relocate as module
+from attnbench.core.relocate import relocate
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_equals_a_copy(data):
+    rows, heads, keys, width = (data.draw(st.integers(1, most)) for most in (9, 3, 12, 6))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.int64]))
+    whole = torch.arange(rows * heads * keys * width).view(rows, heads, keys, width).to(dtype)
+    start = data.draw(st.integers(0, keys - 1))
+    heads_last = data.draw(st.booleans())
+    held = whole.transpose(1, 2).contiguous().transpose(1, 2) if heads_last else whole.clone()
+    into = torch.tensor(data.draw(st.lists(st.integers(0, rows - 1), unique=True)), dtype=torch.int64)
+    source = torch.tensor([data.draw(st.integers(0, rows - 1)) for _ in into], dtype=torch.int64)
+    relocate(held[:, :, start:], into, source)
+    wanted = whole.clone()
+    wanted[into, :, start:] = whole[source, :, start:]
+    assert torch.equal(held, wanted)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_larger_than_the_buffer(threads):
+    before = torch.get_num_threads()
+    held = torch.randn(40, 3, 300, 64)
+    order = torch.randperm(40)
+    wanted = held[order].clone()
+    try:
+        torch.set_num_threads(threads)
+        relocate(held, torch.arange(40), order)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(held, wanted)
+
+
+def test_without_a_compiler_torch_moves_them():
+    held, order = torch.randn(5, 2, 3, 4), torch.tensor([4, 0])
+    wanted = held.clone()
+    wanted[:2] = held[order]
+    with native.off():
+        relocate(held, torch.arange(2), order)
+    assert torch.equal(held, wanted)
+
+
+def test_what_does_not_lie_in_positions_is_moved_by_torch():
+    held = torch.randn(3, 2, 4, 5).transpose(2, 3)
+    assert not module._serves(held)
+    wanted = held[[1, 0]].clone()
+    relocate(held, torch.arange(2), torch.tensor([1, 0]))
+    assert torch.equal(held[:2], wanted)
+
+
+@pytest.mark.parametrize(("into", "source"), [([0], [3]), ([3], [0]), ([-1], [0]), ([0], [-1])])
+def test_rows_that_are_not_there_are_an_error(into, source):
+    with pytest.raises((IndexError, RuntimeError)):
+        relocate(torch.zeros(3, 1, 2, 2), torch.tensor(into), torch.tensor(source))
