@@ -19,7 +19,7 @@ from attnbench.attention.history import unfold
 from attnbench.attention.types import Role
 from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec
-from attnbench.core.tree import select_batch
+from attnbench.core.tree import expand_batch, select_batch
 
 Maps = dict[Role, list[Float[Tensor, "B H Q K"]]]
 """Attention weights of each site, a tensor a layer."""
@@ -124,6 +124,10 @@ class Seq2SeqModel(nn.Module, ABC):
         shared: what rows hold of their first so many tokens is the same in row i and row `rows[i]`.
         """
         return select_batch(state, rows)
+
+    def widen(self, state: Any, beams: int) -> Any:
+        """The State of one row a source (`start` with beams = 1) as one of `beams` equal ones, adjacent."""
+        return expand_batch(state, beams)._replace(beams=beams)
 
     def received(self, state: Any) -> Float[Tensor, "R S"]:
         """The weight that each source position has received in all steps, a mean over layers and heads.

@@ -141,7 +141,7 @@ class Beam:
         coverage = self.spec.coverage
         words = source.valid & ~last_position(source.valid)
         memory = model.encode(source, need_weights="cross" if coverage is not None else False)
-        state = model.start(memory, capacity, size, track=coverage is not None)
+        state = model.start(memory, capacity, track=coverage is not None)
         ended = _Ended(rows, size, capacity, dtype, device)
         live = _Live(
             source=torch.arange(rows, device=device),
@@ -152,9 +152,11 @@ class Beam:
             taken=torch.zeros(rows, dtype=torch.long, device=device),
             lineage=torch.zeros((rows, size, capacity), dtype=torch.int16, device=device),
         )
-        last = torch.full((rows * size,), limits.bos, device=device)
+        last = torch.full((rows,), limits.bos, device=device)
         for step in range(capacity):
             logits, state = model.step(memory, state, last)
+            if not step:  # until here all places of a source are the same
+                state = model.widen(state, size)
             shared = live.shared(step)
             live, parent = _grow(live, logits, step, limits)
             ends = (live.tokens[:, :, step] == limits.eos) | (step + 1 >= room[live.source])[:, None]
@@ -184,18 +186,23 @@ class Beam:
 
 
 def _grow(live: _Live, logits: Float[Tensor, "R V"], step: int, limits: Limits) -> tuple[_Live, Int[Tensor, "n size"]]:
-    """The places after one more token, and the place that each came from (its own, where it is empty)."""
+    """The places after one more token, and the place that each came from (its own, where it is empty).
+
+    logits: of each place, or of each source where its places are the same.
+    """
     n, size = live.log_prob.shape
-    log_probs, ids = top_tokens(logits, size, (limits.pad, limits.bos))
-    choices = log_probs.shape[1]
-    total = (live.log_prob[:, :, None] + log_probs.view(n, size, choices)).flatten(1)
+    log_probs, ids = (
+        each.unflatten(0, (n, -1)).expand(-1, size, -1) for each in top_tokens(logits, size, (limits.pad, limits.bos))
+    )
+    choices = log_probs.shape[2]
+    total = (live.log_prob[:, :, None] + log_probs).flatten(1)
     total, order = total.sort(dim=1, descending=True, stable=True)
     total, order = total[:, :size], order[:, :size]
     place = torch.arange(size, device=total.device)
     total = total.masked_fill(place >= (size - live.taken)[:, None], -torch.inf)
     parent = torch.where(total > -torch.inf, order // choices, place)
     tokens = live.tokens.gather(1, parent[:, :, None].expand_as(live.tokens))
-    tokens[:, :, step] = ids.view(n, size * choices).gather(1, order)
+    tokens[:, :, step] = ids.flatten(1).gather(1, order)
     lineage = live.lineage.gather(1, parent[:, :, None].expand_as(live.lineage))
     lineage[:, :, step] = place.to(lineage.dtype)
     return live._replace(log_prob=total, tokens=tokens, lineage=lineage), parent
