@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: kernels run as Python, on any device
 
 import pytest
 import torch

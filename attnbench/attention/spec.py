@@ -63,8 +63,9 @@ class SiteSpec(Spec):
     sparsify: Literal["train", "both"] = "both"
     """`train`: softmax instead of the transform whenever the model is in eval mode (the papers' row "T")."""
     backend: Backend = "auto"
-    """What full passes go through where a pattern leaves keys out: `banded` visits those around a query alone, `auto`
-    takes it where it pays."""
+    """`banded` visits no keys but those around a query; `auto` takes it where a pattern leaves out enough for that to
+    pay; `dense` makes all scores. On a GPU, where they are asked for: `flex` skips blocks of scores by a pattern,
+    `triton` never writes the scores of top-k, sparsemax and entmax."""
 
     @field_validator("budget", mode="before")
     @classmethod

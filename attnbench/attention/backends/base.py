@@ -9,13 +9,13 @@ from torch import nn
 
 from attnbench.attention.backends.banded import pays_from
 from attnbench.attention.modules.base import Site
-from attnbench.attention.types import Role
+from attnbench.attention.types import Dims, Role
 
 
 class Choice(NamedTuple):
     """What full passes of one site go through. since: the fewest positions with which they do; below, it is dense."""
 
-    backend: Literal["dense", "banded"]
+    backend: Literal["dense", "banded", "flex", "triton"]
     why: str
     since: int = 1
 
@@ -23,10 +23,18 @@ class Choice(NamedTuple):
         return f"{self.backend}: {self.why}"
 
 
-def choose(site: Site, role: Role) -> Choice:
-    """The backend of one site. Raises ValueError where the one that was asked for cannot serve it."""
+def choose(site: Site, role: Role, dropout: float = 0.0) -> Choice:
+    """The backend of one site. dropout: on its weights. Raises ValueError where the one that was asked for cannot serve
+    it."""
     if site.backend == "dense":
         return Choice("dense", "as asked for")
+    if site.backend in ("flex", "triton"):
+        fault = _unfit_for_flex(site, role, dropout) if site.backend == "flex" else _unfit_for_triton(site)
+        if fault is not None:
+            raise ValueError(
+                f"the backend '{site.backend}' cannot serve {role}: {fault}; drop `backend: {site.backend}`"
+            )
+        return Choice(site.backend, "as asked for")
     fault = _unfit(site, role)
     if fault is None:
         if site.backend == "banded":
@@ -42,7 +50,7 @@ def choose(site: Site, role: Role) -> Choice:
 def chosen(model: nn.Module) -> dict[str, str]:
     """The backend of each site's full passes, and why; a site that differs from layer to layer has one line for each.
 
-    Steps of decoding, and passes that are asked for their weights, are always dense.
+    Passes that are asked for their weights are always dense; steps of decoding too, unless Triton serves them.
     """
     found: dict[str, list[str]] = {}
     for module in model.modules():
@@ -51,6 +59,35 @@ def chosen(model: nn.Module) -> dict[str, str]:
             if str(choice) not in said:
                 said.append(str(choice))
     return {role: "; ".join(said) for role, said in found.items()}
+
+
+def _unfit_for_flex(site: Site, role: Role, dropout: float) -> str | None:
+    if role == "cross":
+        return "it serves self-attention alone"
+    if site.transform.kind != "softmax":
+        return f"it knows softmax, not the transform '{site.transform.kind}'"
+    if site.pattern.drawn:
+        return f"the pattern '{site.pattern.kind}' draws its keys one by one, which no block mask skips"
+    if dropout:
+        return "it has no dropout on weights (model.attention_dropout: 0)"
+    return _not_products(site)
+
+
+def _unfit_for_triton(site: Site) -> str | None:
+    if site.pattern.kind != "full":
+        return f"it knows no pattern, and there is '{site.pattern.kind}'"
+    if site.transform.fused(site.transform.build(Dims())) is None:
+        return f"it has no kernel for the transform '{site.transform.kind}' as it is set"
+    return _not_products(site)
+
+
+def _not_products(site: Site) -> str | None:
+    """Why a kernel that multiplies queries and keys itself cannot serve a site."""
+    if site.score.build(Dims()).scale is None:
+        return f"the score '{site.score.kind}' is not a product of queries and keys"
+    if site.bias is not None or site.coverage is not None or site.spends:
+        return "it keeps no history of what was attended"
+    return None
 
 
 def _unfit(site: Site, role: Role) -> str | None:

@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from attnbench.attention.backends import banded, chunked, single
+from attnbench.attention.backends import banded, chunked, flex, fused, single
 from attnbench.attention.backends.base import choose
 from attnbench.attention.history import left, unfold
 from attnbench.attention.modules.base import Site
 from attnbench.attention.patterns.base import Layout, dense
-from attnbench.attention.transforms.base import ScoreTransform
+from attnbench.attention.transforms.base import Fused, ScoreTransform
 from attnbench.attention.transforms.softmax import softmax
 from attnbench.attention.types import Dims, History, Memory, Positions, Role
 from attnbench.core.dropout import Dropout
@@ -37,7 +37,8 @@ class Scored(nn.Module):
         if site.pattern.drawn:  # a buffer: weights that are loaded elsewhere bring their draw along
             self.register_buffer("draw", torch.tensor(torch.initial_seed() & 0x7FFFFFFF))
             self.draw: Tensor
-        self.choice = choose(site, role)
+        self.choice = choose(site, role, dropout)
+        self.kernel = site.transform.fused
         self.heads = dims.heads
         self.spends, self.bounded = site.spends, site.transform.needs_upper
         self.keeps_history = self.spends or self.coverage is not None
@@ -80,6 +81,8 @@ class Scored(nn.Module):
         assert keys is not None  # the modules that score make Memories with keys
         if memory.filled is not None:
             keys, values = keys[:, :, : memory.filled], values[:, :, : memory.filled]
+        if not need_weights and self._in_kernel(queries, positions):
+            return self._by_kernel(queries, keys, values, memory), None, None
         if min(queries.dtype.itemsize, keys.dtype.itemsize) < 4:  # ties of low precision would let top-k keep too many
             queries, keys = queries.float(), keys.float()
         if not need_weights and not self.keeps_history:
@@ -132,6 +135,24 @@ class Scored(nn.Module):
     @property
     def _normaliser(self) -> ScoreTransform:
         return softmax if self.dense_in_eval and not self.training else self.transform
+
+    def _in_kernel(self, queries: Tensor, positions: Positions) -> bool:
+        if self.choice.backend == "triton":
+            return max(queries.shape[-1], 1) <= fused.WIDEST and queries.dtype != torch.float64
+        full = len(positions.q) == len(positions.k)
+        return self.choice.backend == "flex" and full and queries.shape[-1] >= flex.NARROWEST
+
+    def _by_kernel(self, queries: Tensor, keys: Tensor, values: Tensor, memory: Memory) -> Float[Tensor, "B H Q E2"]:
+        scale, causal = self.score.scale, self.role == "decoder_self"
+        assert scale is not None  # or the backend would not have been chosen
+        if self.choice.backend == "flex":
+            return flex.attend(queries, keys, values, rule=self.rule, scale=scale, valid=memory.valid)
+        transform = Fused("softmax") if self._normaliser is softmax else self.kernel(self.transform)
+        assert transform is not None  # the same
+        rate = self.dropout.p if self.training else 0.0
+        return fused.attend(
+            queries, keys, values, transform, scale=scale, valid=memory.valid, causal=causal, dropout=rate
+        )
 
     def _layout(self, memory: Memory, positions: Positions) -> Layout | None:
         """The pattern's own keys, where a full pass over them pays; None: all scores are made."""

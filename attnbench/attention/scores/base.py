@@ -21,6 +21,8 @@ class Score(nn.Module, ABC):
         super().__init__()
         self.key_width = dims.key_width
         """Width of what `keys` returns."""
+        self.scale: float | None = None
+        """What products of queries and keys are multiplied by, where the score is nothing else."""
 
     def keys(self, states: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H K E2"]:
         """The keys as `forward` wants them."""

@@ -25,6 +25,10 @@ def scaled_dot(query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) 
 class Dot(Score):
     """See `dot`."""
 
+    def __init__(self, dims: Dims) -> None:
+        super().__init__(dims)
+        self.scale = 1.0
+
     def forward(
         self, query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"], feature: Tensor | None = None
     ) -> Float[Tensor, "B H Q K"]:
@@ -33,6 +37,10 @@ class Dot(Score):
 
 class ScaledDot(Score):
     """See `scaled_dot`."""
+
+    def __init__(self, dims: Dims) -> None:
+        super().__init__(dims)
+        self.scale = dims.query_width**-0.5
 
     def forward(
         self, query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"], feature: Tensor | None = None

@@ -28,6 +28,7 @@ from attnbench.attention.transforms._simplex import (
     share,
     spoil,
 )
+from attnbench.attention.transforms.base import Fused
 
 SOFTMAX_BELOW = 1e-4
 """At alpha - 1 up to this, softmax: 1/(alpha - 1) holds no digits there."""
@@ -146,7 +147,7 @@ class LearnedEntmaxFunction(torch.autograd.Function):
         nearly = excess <= SOFTMAX_BELOW
         ctx.fused = _rows.serves(scores) and bool((excess > SOFTMAX_BELOW).all())  # NaN is not above it
         if ctx.fused:
-            weights = _rows.weigh(scores, valid, _rows.Fused("entmax", excess=excess))
+            weights = _rows.weigh(scores, valid, Fused("entmax", excess=excess))
             ctx.save_for_backward(weights, excess)
             return weights
         masked = mask(scores, valid)
@@ -163,7 +164,7 @@ class LearnedEntmaxFunction(torch.autograd.Function):
         weights, excess = ctx.saved_tensors
         if ctx.fused:
             needs_scores, needs_alpha = ctx.needs_input_grad[:2]
-            fused = _rows.Fused("entmax", excess=excess)
+            fused = Fused("entmax", excess=excess)
             found, alphas = _rows.pull_back(grads[0], weights, fused, to_scores=needs_scores, to_excess=needs_alpha)
             return found, None if alphas is None else alphas.sum_to_size(excess.shape), None
         excess = excess.masked_fill(excess <= SOFTMAX_BELOW, 0.0)

@@ -8,29 +8,18 @@ from __future__ import annotations
 import ctypes
 import math
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from attnbench.attention.transforms.base import Fused
 from attnbench.core import native
 
 _SOURCE = Path(__file__).with_name("_rows.cpp")
 _KINDS = ("softmax", "topk", "sparsemax", "entmax15", "entmax")
 _NAMES = {torch.float32: "float32", torch.float64: "float64"}
-
-Kind = Literal["softmax", "topk", "sparsemax", "entmax15", "entmax"]
-
-
-class Fused(NamedTuple):
-    """Which compiled transform makes the same weights. k, keep: of topk, keep as in topk_oow. excess: of entmax,
-    alpha - 1 in (0, 1], a number or a tensor that broadcasts to the scores with a last dimension of 1."""
-
-    kind: Kind
-    k: int = 0
-    keep: Bool[Tensor, "..."] | None = None
-    excess: float | Float[Tensor, "..."] = 0.0
 
 
 class _Strided(ctypes.Structure):

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from attnbench.attention.transforms import _rows
+from attnbench.attention.transforms.base import Fused
 
 ROUNDS = 64
 """Bound of the root searches, which end by themselves when no threshold moves (random rows: after 4 to 7 rounds)."""
@@ -34,7 +35,7 @@ class Normaliser(NamedTuple):
 
     weigh: Callable[[Float[Tensor, "... K"]], Float[Tensor, "... K"]]
     slope: Callable[[Float[Tensor, "... K"]], Float[Tensor, "... K"]]
-    fused: _rows.Fused | None = None
+    fused: Fused | None = None
 
 
 class Rows(NamedTuple):

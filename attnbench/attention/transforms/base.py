@@ -44,6 +44,19 @@ class ScoreTransform(Protocol):
         ...
 
 
+FusedKind = Literal["softmax", "topk", "sparsemax", "entmax15", "entmax"]
+
+
+class Fused(NamedTuple):
+    """Which compiled transform makes the same weights. k, keep: of topk, keep as in topk_oow; k = 0 keeps all. excess:
+    of entmax, alpha - 1 in (0, 1], a number or a tensor that broadcasts to the scores with a last dimension of 1."""
+
+    kind: FusedKind
+    k: int = 0
+    keep: Bool[Tensor, "..."] | None = None
+    excess: float | Float[Tensor, "..."] = 0.0
+
+
 class TransformSpec(Spec):
     """The fields of one transform in YAML, and how to build it."""
 
@@ -62,6 +75,10 @@ class TransformSpec(Spec):
 
     def build(self, dims: Dims) -> ScoreTransform:
         raise NotImplementedError
+
+    def fused(self, built: ScoreTransform) -> Fused | None:
+        """What a kernel for whole attention needs to know of what `build` made; None: there is none that serves it."""
+        return None
 
     def require(self) -> None:
         """Raise ValueError when a field that has no default (k of top-k) was given neither directly nor by a budget."""

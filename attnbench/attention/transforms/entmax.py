@@ -12,9 +12,8 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from attnbench.attention.transforms._entmax import SOFTMAX_BELOW, LearnedEntmaxFunction, slope, weigh
-from attnbench.attention.transforms._rows import Fused
 from attnbench.attention.transforms._simplex import Normaliser, check_mask, normalise, widen
-from attnbench.attention.transforms.base import ScoreTransform, TransformSpec, refuse, transforms
+from attnbench.attention.transforms.base import Fused, ScoreTransform, TransformSpec, refuse, transforms
 from attnbench.attention.transforms.entmax15 import ENTMAX15
 from attnbench.attention.transforms.softmax import SOFTMAX
 from attnbench.attention.transforms.sparsemax import SPARSEMAX
@@ -110,3 +109,8 @@ class EntmaxSpec(TransformSpec):
 
     def build(self, dims: Dims) -> ScoreTransform:
         return LearnedEntmax(dims.heads) if self.alpha == "learned" else partial(entmax, alpha=float(self.alpha))
+
+    def fused(self, built: ScoreTransform) -> Fused | None:
+        if isinstance(built, LearnedEntmax):
+            return Fused("entmax", excess=built.alpha - 1)
+        return _normaliser(float(self.alpha)).fused

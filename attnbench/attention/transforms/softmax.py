@@ -7,9 +7,8 @@ from typing import ClassVar, Literal
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnbench.attention.transforms._rows import Fused
 from attnbench.attention.transforms._simplex import Normaliser, centre, normalise, share
-from attnbench.attention.transforms.base import ScoreTransform, TransformSpec, refuse, transforms
+from attnbench.attention.transforms.base import Fused, ScoreTransform, TransformSpec, refuse, transforms
 from attnbench.attention.types import Dims
 
 
@@ -46,3 +45,6 @@ class SoftmaxSpec(TransformSpec):
 
     def build(self, dims: Dims) -> ScoreTransform:
         return softmax
+
+    def fused(self, built: ScoreTransform) -> Fused:
+        return Fused("softmax")

@@ -8,9 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnbench.attention.transforms._rows import Fused
 from attnbench.attention.transforms._simplex import ROUNDS, Normaliser, centre, climb, normalise, share, spoil
-from attnbench.attention.transforms.base import ScoreTransform, TransformSpec, refuse, transforms
+from attnbench.attention.transforms.base import Fused, ScoreTransform, TransformSpec, refuse, transforms
 from attnbench.attention.types import Dims
 
 
@@ -60,3 +59,6 @@ class SparsemaxSpec(TransformSpec):
 
     def build(self, dims: Dims) -> ScoreTransform:
         return sparsemax
+
+    def fused(self, built: ScoreTransform) -> Fused:
+        return Fused("sparsemax")

@@ -12,9 +12,8 @@ from jaxtyping import Bool, Float
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from attnbench.attention.transforms._rows import Fused
 from attnbench.attention.transforms._simplex import Normaliser, centre, check_mask, normalise, share
-from attnbench.attention.transforms.base import ScoreTransform, TransformSpec, refuse, transforms
+from attnbench.attention.transforms.base import Fused, ScoreTransform, TransformSpec, refuse, transforms
 from attnbench.attention.transforms.softmax import SOFTMAX, slope
 from attnbench.attention.types import Dims, Role
 
@@ -144,6 +143,9 @@ class TopKSpec(TransformSpec):
 
     def build(self, dims: Dims) -> ScoreTransform:
         return partial(topk, k=self.k, ratio=self.ratio, at_least=self.at_least, ties=self.ties)
+
+    def fused(self, built: ScoreTransform) -> Fused | None:
+        return Fused("topk", self.k or 0) if self.ratio is None and self.ties == "threshold" else None
 
     @classmethod
     def from_budget(cls, n: int, role: Role) -> Self | None:

@@ -1,0 +1,344 @@
+"""Triton kernels of fused.py: sparse attention that never writes the scores, forward and backward.
+
+A program takes one block of queries (or of keys) of one head. The scores of a block of keys are computed anew wherever
+they are needed: to find the threshold of each row, to mix the values, and for the gradients.
+With e = alpha - 1 and d the scores minus their largest, alpha-entmax is `p = [1 + e (d - t)]_+^(1/e)` (_entmax.py); t
+is found from below by Newton's method on `(sum p)^e = 1`, as in torch operations.
+"""
+
+# The parameters of kernels are written as Triton reads them: `tl.constexpr` is decided when a kernel is compiled.
+# pyright: basic, reportOperatorIssue=false
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+TOPK: tl.constexpr = tl.constexpr(0)
+SPARSEMAX: tl.constexpr = tl.constexpr(1)
+ENTMAX15: tl.constexpr = tl.constexpr(2)
+ENTMAX: tl.constexpr = tl.constexpr(3)
+
+PRECISION: tl.constexpr = tl.constexpr("tf32x3")
+"""Of products in float32, to about its own accuracy; other types know one precision."""
+ROUNDS: tl.constexpr = tl.constexpr(40)
+"""Searches end long before; what has no root (NaN) ends here."""
+SETTLED: tl.constexpr = tl.constexpr(2e-6)
+"""A step of Newton's method by less ends the search."""
+
+
+@triton.jit
+def _load(start, rows, row_stride, begin, width, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """Rows from `begin` on of a matrix in memory; 0 beyond its ends."""
+    row = begin + tl.arange(0, BLOCK)
+    column = tl.arange(0, WIDTH)
+    there = (row < rows)[:, None] & (column < width)[None, :]
+    return tl.load(start + row[:, None] * row_stride + column[None, :], mask=there, other=0.0)
+
+
+@triton.jit
+def _alive(valid, rows, first_key, first_query, keys, ahead, CAUSAL: tl.constexpr, VALID: tl.constexpr,
+           BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
+    """Which keys of a block the queries of a block may look at. ahead: the position of query 0 among the keys."""
+    k = first_key + tl.arange(0, BLOCK_N)
+    q = first_query + tl.arange(0, BLOCK_M)
+    alive = (q < rows)[:, None] & (k < keys)[None, :]
+    if VALID:
+        alive = alive & (tl.load(valid + k, mask=k < keys, other=0) != 0)[None, :]
+    if CAUSAL:
+        alive = alive & (k[None, :] <= q[:, None] + ahead)
+    return alive
+
+
+@triton.jit
+def _scores(q, k, alive, scale):
+    """-inf where a key is not looked at."""
+    products = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    return tl.where(alive, products * scale, float("-inf"))
+
+
+@triton.jit
+def _kept(seed, first_query, first_key, keys, rate, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """What dropout multiplies the weights of a block by; the same wherever it is asked for."""
+    q = first_query + tl.arange(0, BLOCK_M)
+    k = first_key + tl.arange(0, BLOCK_N)
+    drawn = tl.rand(seed, q[:, None] * keys + k[None, :])
+    return tl.where(drawn >= rate, 1.0 / (1.0 - rate), 0.0)
+
+
+@triton.jit
+def _base(d, t, e):
+    """r = [1 + e (d - t)]_+; NaN stays NaN."""
+    r = 1.0 + e * (d - t)
+    return tl.where(r < 0.0, 0.0, r)
+
+
+@triton.jit
+def _mass(r, e, KIND: tl.constexpr):
+    """r^(1/e), and its part r^(1/e - 1) that the gradient goes through."""
+    if KIND == SPARSEMAX:
+        mass, part = r, tl.where(r > 0.0, 1.0, r)
+    elif KIND == ENTMAX15:
+        mass, part = r * r, r
+    else:
+        logarithm = tl.log(tl.maximum(r, 1e-37, propagate_nan=tl.PropagateNan.ALL))
+        mass = tl.where(r <= 0.0, 0.0, tl.exp(logarithm / e))
+        part = tl.where(r <= 0.0, 0.0, tl.exp(logarithm * (1.0 - e) / e))
+    return mass, part
+
+
+@triton.jit
+def forward(
+    query, key, value, out, slope, threshold, most, total, valid, excess,
+    qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, valid_b,
+    heads, queries, keys, width, value_width, ahead, scale, count, seed, rate,
+    KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr, GRADIENT: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Contexts of one block of queries. For backward: slope, the mean of the values under the part that the gradient
+    goes through; threshold, most and total of each row."""
+    block, bh = tl.program_id(0), tl.program_id(1)
+    b, h = bh // heads, bh % heads
+    first = block * BLOCK_M
+    q = _load(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH)
+    keys_of, values_of, valid_of = key + b * kb + h * kh, value + b * vb + h * vh, valid + b * valid_b
+    e = tl.load(excess + h)
+    end = keys
+    if CAUSAL:
+        end = tl.minimum(keys, first + BLOCK_M + ahead)
+
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    low = tl.full([BLOCK_M], float("inf"), tl.float32)
+    living = tl.zeros([BLOCK_M], tl.float32)
+    for n in range(0, end, BLOCK_N):
+        alive = _alive(valid_of, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        s = _scores(q, _load(keys_of, keys, kn, n, width, BLOCK_N, WIDTH), alive, scale)
+        m = tl.maximum(m, tl.max(s, 1), propagate_nan=tl.PropagateNan.ALL)
+        low = tl.minimum(low, tl.min(tl.where(alive, s, float("inf")), 1))
+        living += tl.sum(alive.to(tl.float32), 1)
+    centre = tl.where(m == float("-inf"), 0.0, m)  # a row without a key
+
+    t = tl.zeros([BLOCK_M], tl.float32)
+    rounds = 0
+    going = 1
+    if KIND == TOPK:
+        # The least of a row's `count` best lies in [t, high); at least `count` keys score t or more.
+        t = tl.where(low == float("inf"), centre, low)
+        high = centre + tl.maximum(tl.abs(centre), 1.0) * 1e-6
+        above = living
+        going = tl.max((above > count).to(tl.int32), 0)
+        while going > 0:
+            step = (high - t) * 0.25
+            one, two, three = t + step, t + 2 * step, t + 3 * step
+            first_count = tl.zeros([BLOCK_M], tl.float32)
+            second_count = tl.zeros([BLOCK_M], tl.float32)
+            third_count = tl.zeros([BLOCK_M], tl.float32)
+            for n in range(0, end, BLOCK_N):
+                alive = _alive(valid_of, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+                s = _scores(q, _load(keys_of, keys, kn, n, width, BLOCK_N, WIDTH), alive, scale)
+                first_count += tl.sum((alive & (s >= one[:, None])).to(tl.float32), 1)
+                second_count += tl.sum((alive & (s >= two[:, None])).to(tl.float32), 1)
+                third_count += tl.sum((alive & (s >= three[:, None])).to(tl.float32), 1)
+            between = (two > t) & (two < high) & (above > count)
+            high = tl.where(first_count < count, one, tl.where(second_count < count, two,
+                            tl.where(third_count < count, three, high)))  # fmt: skip
+            above = tl.where(third_count >= count, third_count, tl.where(second_count >= count, second_count,
+                             tl.where(first_count >= count, first_count, above)))  # fmt: skip
+            t = tl.where(third_count >= count, three, tl.where(second_count >= count, two,
+                         tl.where(first_count >= count, one, t)))  # fmt: skip
+            rounds += 1
+            going = tl.max((between & (above > count)).to(tl.int32), 0)
+            going = tl.where(rounds >= ROUNDS, 0, going)
+    else:
+        while going > 0:
+            mass_sum = tl.zeros([BLOCK_M], tl.float32)
+            part_sum = tl.zeros([BLOCK_M], tl.float32)
+            for n in range(0, end, BLOCK_N):
+                alive = _alive(valid_of, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+                s = _scores(q, _load(keys_of, keys, kn, n, width, BLOCK_N, WIDTH), alive, scale)
+                mass, part = _mass(_base(s - centre[:, None], t[:, None], e), e, KIND)
+                mass_sum += tl.sum(mass, 1)
+                part_sum += tl.sum(part, 1)
+            if KIND == SPARSEMAX:
+                step = (mass_sum - 1.0) / part_sum
+            elif KIND == ENTMAX15:
+                step = 2.0 * (mass_sum - tl.sqrt(mass_sum)) / part_sum
+            else:
+                step = (mass_sum - tl.exp((1.0 - e) * tl.log(mass_sum))) / (e * part_sum)
+            step = tl.where(step > 0.0, step, 0.0)  # NaN too: a row without a key, or one that is not all numbers
+            t += step
+            rounds += 1
+            going = tl.max((step > SETTLED * (1.0 + t)).to(tl.int32), 0)
+            going = tl.where(rounds >= ROUNDS, 0, going)
+
+    context = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)
+    through = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)
+    mass_sum = tl.zeros([BLOCK_M], tl.float32)
+    part_sum = tl.zeros([BLOCK_M], tl.float32)
+    least = tl.full([BLOCK_M], float("inf"), tl.float32)
+    left = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    for n in range(0, end, BLOCK_N):
+        alive = _alive(valid_of, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        s = _scores(q, _load(keys_of, keys, kn, n, width, BLOCK_N, WIDTH), alive, scale)
+        d = s - centre[:, None]
+        if KIND == TOPK:
+            chosen = s >= t[:, None]
+            least = tl.minimum(least, tl.min(tl.where(chosen & alive, s, float("inf")), 1))
+            left = tl.maximum(left, tl.max(tl.where(chosen, float("-inf"), s), 1))
+            mass = tl.where(chosen | (d != d), tl.exp(d), 0.0)
+            part = mass
+        else:
+            mass, part = _mass(_base(d, t[:, None], e), e, KIND)
+        mass = tl.where(alive, mass, 0.0)
+        part = tl.where(alive, part, 0.0)
+        mass_sum += tl.sum(mass, 1)
+        if DROPOUT:
+            kept = _kept(seed + bh, first, n, keys, rate, BLOCK_M, BLOCK_N)
+            mass = mass * kept
+        v = _load(values_of, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH)
+        context += tl.dot(mass.to(v.dtype), v, input_precision=PRECISION)
+        if GRADIENT and KIND != TOPK:
+            part_sum += tl.sum(part, 1)
+            if DROPOUT:
+                part = part * kept
+            through += tl.dot(part.to(v.dtype), v, input_precision=PRECISION)
+    shared = tl.where(mass_sum == 0.0, 1.0, mass_sum)
+    context = context / shared[:, None]
+
+    row = first + tl.arange(0, BLOCK_M)
+    column = tl.arange(0, VALUE_WIDTH)
+    there = (row < queries)[:, None] & (column < value_width)[None, :]
+    at = row[:, None] * om + column[None, :]
+    tl.store(out + b * ob + h * oh + at, context.to(out.dtype.element_ty), mask=there)
+    if GRADIENT:
+        if KIND == TOPK:  # halfway to the next key, so that a score that is rounded otherwise falls on the same side
+            middle = left + (least - left) * 0.5
+            t = tl.where(left == float("-inf"), left, tl.where(middle > left, middle, least))
+        else:
+            held = tl.where(part_sum == 0.0, 1.0, part_sum)
+            at = row[:, None] * value_width + column[None, :]
+            tl.store(slope + bh.to(tl.int64) * queries * value_width + at, through / held[:, None], mask=there)
+        place = bh.to(tl.int64) * queries + row
+        tl.store(threshold + place, t, mask=row < queries)
+        tl.store(most + place, centre, mask=row < queries)
+        tl.store(total + place, shared, mask=row < queries)
+
+
+@triton.jit
+def _weights(s, alive, t, centre, total, e, KIND: tl.constexpr):
+    """The weights of a block, and the part of them that the gradient goes through."""
+    d = s - centre[:, None]
+    if KIND == TOPK:
+        mass = tl.where((s >= t[:, None]) | (d != d), tl.exp(d), 0.0) / total[:, None]
+        part = mass
+    else:
+        mass, part = _mass(_base(d, t[:, None], e), e, KIND)
+        mass = mass / total[:, None]
+    return tl.where(alive, mass, 0.0), tl.where(alive, part, 0.0)
+
+
+@triton.jit
+def backward_query(
+    query, key, value, upstream, mean, threshold, most, total, valid, excess, query_slope, surprise, entropy,
+    qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, gb, gh, gm, valid_b,
+    heads, queries, keys, width, value_width, ahead, scale, seed, rate,
+    KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr, LEARNED: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Gradients of one block of queries. mean: of the gradient of a row's weights, under the part that it goes through.
+    LEARNED: for the gradient of alpha also the entropy of each row, and the same sum with that gradient in it."""
+    block, bh = tl.program_id(0), tl.program_id(1)
+    b, h = bh // heads, bh % heads
+    first = block * BLOCK_M
+    q = _load(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH)
+    up = _load(upstream + b * ob + h * oh, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH)
+    row = first + tl.arange(0, BLOCK_M)
+    place = bh.to(tl.int64) * queries + row
+    there = row < queries
+    t = tl.load(threshold + place, mask=there, other=0.0)
+    centre = tl.load(most + place, mask=there, other=0.0)
+    shared = tl.load(total + place, mask=there, other=1.0)
+    middle = tl.load(mean + place, mask=there, other=0.0)
+    e = tl.load(excess + h)
+    end = keys
+    if CAUSAL:
+        end = tl.minimum(keys, first + BLOCK_M + ahead)
+    found = tl.zeros([BLOCK_M, WIDTH], tl.float32)
+    told = tl.zeros([BLOCK_M], tl.float32)
+    spread = tl.zeros([BLOCK_M], tl.float32)
+    for n in range(0, end, BLOCK_N):
+        alive = _alive(valid + b * valid_b, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        k = _load(key + b * kb + h * kh, keys, kn, n, width, BLOCK_N, WIDTH)
+        v = _load(value + b * vb + h * vh, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH)
+        s = _scores(q, k, alive, scale)
+        mass, part = _weights(s, alive, t, centre, shared, e, KIND)
+        slope = tl.dot(up, tl.trans(v), input_precision=PRECISION)
+        if DROPOUT:
+            slope = slope * _kept(seed + bh, first, n, keys, rate, BLOCK_M, BLOCK_N)
+        if LEARNED:
+            surprised = tl.where(mass > 0.0, -mass * tl.log(tl.where(mass > 0.0, mass, 1.0)), 0.0)
+            told += tl.sum(slope * surprised, 1)
+            spread += tl.sum(surprised, 1)
+        changed = tl.where(part == 0.0, 0.0, part * (slope - middle[:, None]) * scale)
+        found += tl.dot(changed.to(k.dtype), k, input_precision=PRECISION)
+    column = tl.arange(0, WIDTH)
+    at = row[:, None] * gm + column[None, :]
+    tl.store(
+        query_slope + b * gb + h * gh + at, found.to(query_slope.dtype.element_ty),
+        mask=there[:, None] & (column < width)[None, :],
+    )  # fmt: skip
+    if LEARNED:
+        tl.store(surprise + place, told, mask=there)
+        tl.store(entropy + place, spread, mask=there)
+
+
+@triton.jit
+def backward_key(
+    query, key, value, upstream, mean, threshold, most, total, valid, excess, key_slope, value_slope,
+    qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, gb, gh, gn, wb, wh, wn, valid_b,
+    heads, queries, keys, width, value_width, ahead, scale, seed, rate,
+    KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Gradients of one block of keys and values."""
+    block, bh = tl.program_id(0), tl.program_id(1)
+    b, h = bh // heads, bh % heads
+    n = block * BLOCK_N
+    k = _load(key + b * kb + h * kh, keys, kn, n, width, BLOCK_N, WIDTH)
+    v = _load(value + b * vb + h * vh, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH)
+    e = tl.load(excess + h)
+    of_key = tl.zeros([BLOCK_N, WIDTH], tl.float32)
+    of_value = tl.zeros([BLOCK_N, VALUE_WIDTH], tl.float32)
+    begin = 0
+    if CAUSAL:
+        begin = tl.maximum(0, n - ahead) // BLOCK_M * BLOCK_M
+    for first in range(begin, queries, BLOCK_M):
+        q = _load(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH)
+        up = _load(upstream + b * ob + h * oh, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH)
+        row = first + tl.arange(0, BLOCK_M)
+        place = bh.to(tl.int64) * queries + row
+        there = row < queries
+        t = tl.load(threshold + place, mask=there, other=0.0)
+        centre = tl.load(most + place, mask=there, other=0.0)
+        shared = tl.load(total + place, mask=there, other=1.0)
+        middle = tl.load(mean + place, mask=there, other=0.0)
+        alive = _alive(valid + b * valid_b, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        s = _scores(q, k, alive, scale)
+        mass, part = _weights(s, alive, t, centre, shared, e, KIND)
+        slope = tl.dot(up, tl.trans(v), input_precision=PRECISION)
+        if DROPOUT:
+            kept = _kept(seed + bh, first, n, keys, rate, BLOCK_M, BLOCK_N)
+            slope = slope * kept
+            mass = mass * kept
+        changed = tl.where(part == 0.0, 0.0, part * (slope - middle[:, None]) * scale)
+        of_value += tl.dot(tl.trans(mass).to(up.dtype), up, input_precision=PRECISION)
+        of_key += tl.dot(tl.trans(changed).to(q.dtype), q, input_precision=PRECISION)
+    row = n + tl.arange(0, BLOCK_N)
+    for_key, for_value = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
+    tl.store(
+        key_slope + b * gb + h * gh + row[:, None] * gn + for_key[None, :], of_key.to(key_slope.dtype.element_ty),
+        mask=(row < keys)[:, None] & (for_key < width)[None, :],
+    )  # fmt: skip
+    tl.store(
+        value_slope + b * wb + h * wh + row[:, None] * wn + for_value[None, :],
+        of_value.to(value_slope.dtype.element_ty), mask=(row < keys)[:, None] & (for_value < value_width)[None, :],
+    )  # fmt: skip

@@ -1,0 +1,65 @@
+"""Patterns on a GPU by FlexAttention of torch, which skips the blocks of scores that hold no key of the pattern.
+
+Compiled once for each length in whole blocks; shorter inputs are filled up. Softmax alone, without dropout on weights.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from attnbench.attention.types import MaskMod
+from attnbench.core.errors import MissingExtraError
+
+BLOCK = 128
+"""Positions on either side of a block of scores."""
+NARROWEST = 16
+"""Width of a head that it takes, at least."""
+
+
+def attend(
+    query: Float[Tensor, "B H L E"],
+    keys: Float[Tensor, "B H L E"],
+    values: Float[Tensor, "B H L E2"],
+    *,
+    rule: MaskMod | None,
+    scale: float,
+    valid: Bool[Tensor, "B L"] | None = None,
+) -> Float[Tensor, "B H L E2"]:
+    """Context of every query of a full pass of self-attention, in the type of the values.
+
+    rule: of a pattern that is not drawn. Raises MissingExtraError for a gradient without a CUDA device, where torch
+    has none.
+    """
+    if not query.is_cuda and torch.is_grad_enabled():
+        raise MissingExtraError("the backend 'flex' needs a CUDA device; drop `backend: flex`, or take --device cuda")
+    rows, length = query.shape[0], query.shape[2]
+    beyond = -length % BLOCK
+    if valid is None:
+        valid = torch.ones(rows, length, dtype=torch.bool, device=query.device)
+    there = nn.functional.pad(valid, (0, beyond))
+    wide = functools.reduce(torch.promote_types, (each.dtype for each in (query, keys, values)))
+    filled = [nn.functional.pad(each.to(wide), (0, 0, 0, beyond)) for each in (query, keys, values)]
+
+    def padding(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return torch.where(there[b, k], score, -torch.inf)
+
+    mask = None if rule is None else _blocks(rule, length + beyond, query.device)
+    context = _attention(query.is_cuda)(*filled, score_mod=padding, block_mask=mask, scale=scale)
+    return context[:, :, :length].to(values.dtype)
+
+
+@functools.cache
+def _attention(compiled: bool) -> Callable[..., Any]:
+    return torch.compile(flex_attention) if compiled else flex_attention
+
+
+@functools.lru_cache(maxsize=256)
+def _blocks(rule: MaskMod, length: int, device: torch.device) -> Any:
+    return create_block_mask(rule, None, None, length, length, device=str(device), BLOCK_SIZE=BLOCK)

@@ -1,0 +1,98 @@
+"""FlexAttention gives what the definition gives: forward, which is all that torch has of it on a processor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnbench.attention.backends import flex
+from attnbench.attention.backends.base import choose
+from attnbench.attention.modules.base import Site
+from attnbench.attention.modules.multihead import MultiHead
+from attnbench.attention.patterns.base import patterns
+from attnbench.attention.reference import attend
+from attnbench.attention.scores.base import scores
+from attnbench.attention.scores.dot import ScaledDot
+from attnbench.attention.transforms.base import transforms
+from attnbench.attention.transforms.softmax import softmax
+from attnbench.attention.types import Dims, Positions
+from attnbench.core.errors import MissingExtraError
+
+PATTERNS = ("full", "window", "block", "dilated", "global")
+
+
+def pattern(kind):
+    return patterns.parse(kind if kind == "full" else {"kind": kind, "n": 5})
+
+
+def site(kind="window", backend="flex", transform="softmax", score="scaled_dot"):
+    given = pattern(kind) if isinstance(kind, str) else patterns.parse(kind)
+    return Site(scores.parse(score), given, transforms.parse(transform), backend=backend)
+
+
+@pytest.mark.parametrize("kind", PATTERNS)
+@pytest.mark.parametrize("role", ["encoder_self", "decoder_self"])
+@pytest.mark.parametrize("length", [1, 30, 150])
+def test_it_equals_the_definition(kind, role, length):
+    torch.manual_seed(0)
+    query, keys, values = (torch.randn(2, 2, length, 16) for _ in range(3))
+    valid = torch.ones(2, length, dtype=torch.bool)
+    valid[1, length // 2 :] = False
+    rule, at = pattern(kind).mask_mod(role), torch.arange(length)
+    with torch.no_grad():
+        found = flex.attend(query, keys, values, rule=rule, scale=0.25, valid=valid)
+    wanted, _ = attend(
+        query, keys, values,
+        score=ScaledDot(Dims(query_width=16)), transform=softmax, positions=Positions(at, at), rule=rule, valid=valid,
+    )  # fmt: skip
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_module_takes_it_for_full_passes_and_the_definition_for_steps():
+    torch.manual_seed(0)
+    module = MultiHead(site(), "decoder_self", 32, Dims(0, 2, 32, 32), 0.0).eval()
+    plain = MultiHead(site(backend="dense"), "decoder_self", 32, Dims(0, 2, 32, 32), 0.0).eval()
+    plain.load_state_dict(module.state_dict())
+    states, at = torch.randn(2, 9, 32), Positions(torch.arange(9), torch.arange(9))
+    with torch.no_grad():
+        whole = module(states, module.memorize(states, None), at).context
+        torch.testing.assert_close(whole, plain(states, plain.memorize(states, None), at).context, rtol=1e-5, atol=1e-5)
+        cache = module.allocate(2, 9, states)
+        for step in range(9):
+            cache = module.append(cache, states[:, step : step + 1])
+            where = Positions(torch.tensor([step]), torch.arange(step + 1))
+            context = module(states[:, step : step + 1], cache, where).context
+            torch.testing.assert_close(context[:, 0], whole[:, step], rtol=1e-4, atol=1e-5)
+
+
+def test_lengths_of_the_same_blocks_share_their_mask():
+    rule = pattern("window").mask_mod("encoder_self")
+    flex._blocks.cache_clear()
+    with torch.no_grad():
+        for length in (3, 100, 128, 129):
+            states = torch.randn(1, 1, length, 16)
+            flex.attend(states, states, states, rule=rule, scale=1.0)
+    assert flex._blocks.cache_info().misses == 2
+
+
+def test_the_mask_skips_blocks_without_a_key():
+    mask = flex._blocks(pattern("window").mask_mod("decoder_self"), 8 * flex.BLOCK, torch.device("cpu"))
+    assert mask.sparsity() > 70  # of 64 blocks 15 are on or beside the diagonal
+
+
+def test_a_gradient_needs_a_gpu():
+    states = torch.randn(1, 1, 4, 16)
+    with pytest.raises(MissingExtraError, match="'flex' needs a CUDA device"):
+        flex.attend(states, states, states, rule=None, scale=1.0)
+
+
+@pytest.mark.parametrize(("changed", "role", "dropout", "why"), [
+    ({}, "cross", 0.0, "self-attention alone"),
+    ({"transform": "sparsemax"}, "encoder_self", 0.0, "knows softmax, not the transform 'sparsemax'"),
+    ({"kind": {"kind": "bigbird", "n": 8}}, "encoder_self", 0.0, "draws its keys"),
+    ({"score": "bilinear"}, "encoder_self", 0.0, "not a product"),
+    ({}, "encoder_self", 0.1, "no dropout on weights"),
+])  # fmt: skip
+def test_what_it_cannot_serve_is_said(changed, role, dropout, why):
+    with pytest.raises(ValueError, match=f"'flex' cannot serve {role}: .*{why}.*drop `backend: flex`"):
+        choose(site(**changed), role, dropout)
