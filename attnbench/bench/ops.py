@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from attnbench.attention.modules.multihead import MultiHead
 from attnbench.attention.patterns.base import patterns
 from attnbench.attention.scores.dot import ScaledDotSpec
 from attnbench.attention.transforms.base import transforms
-from attnbench.attention.types import Dims, Memory, Positions
+from attnbench.attention.types import Backend, Dims, Memory, Positions
 from attnbench.bench.timer import Case
 from attnbench.core import native
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 SHAPES = ((64, 4, 32, 32), (16, 8, 128, 128), (4, 8, 512, 512))
 """Batch, heads, queries, keys."""
+ON_A_GPU = ((16, 8, 512, 512), (8, 8, 1024, 1024), (4, 8, 2048, 2048), (2, 8, 4096, 4096), (1, 8, 8192, 8192))
+"""Shapes of whole attention there."""
 HEAD = 64
 TRANSFORMS: dict[str, dict[str, Any]] = {
     "softmax": {"kind": "softmax"},
@@ -45,6 +48,7 @@ class Attention(NamedTuple):
 
     pattern: Any = "full"
     transform: Any = "softmax"
+    backend: Backend = "auto"
 
 
 def transform_cases(
@@ -105,9 +109,11 @@ def _gradient_off(function: Callable[[Tensor], Tensor], scores: Tensor, upstream
 
 
 def attention_cases(
-    shapes: tuple[tuple[int, ...], ...], device: torch.device, dtype: torch.dtype, n: int = 32
-) -> Iterator[Case]:
-    """Bidirectional attention of each transform, and of patterns at a budget of n where that is less than the keys."""
+    shapes: tuple[tuple[int, ...], ...], device: torch.device, dtype: torch.dtype, n: int = 32,
+    peers: Sequence[Peer] = (),
+) -> Iterator[Case]:  # fmt: skip
+    """Bidirectional attention of each transform, and of patterns at a budget of n where that is less than the keys; on
+    a GPU through its own backends, too."""
     for shape in shapes:
         batch, heads, length, _ = shape
         generator = torch.Generator().manual_seed(0)
@@ -115,17 +121,35 @@ def attention_cases(
         methods = {name: Attention(transform=fields) for name, fields in TRANSFORMS.items() if _plain(fields)}
         if n < length:
             methods |= {f"{name}, n = {n}": Attention(pattern={"kind": name, "n": n}) for name in PATTERNS}
+        if device.type == "cuda":
+            methods |= on_a_gpu(methods)
         title = "x".join(map(str, (*shape, HEAD)))
         sdpa = nn.functional.scaled_dot_product_attention
         runs: dict[str, Callable[..., Tensor]] = {"SDPA": sdpa, **{k: mixer(m, heads) for k, m in methods.items()}}
+        defined = {"SDPA": Attention(), **methods}
+        for peer in peers:
+            for name, (function, method) in peer.attention.items() if device.type == "cuda" else ():
+                runs[f"{peer.package}: {name}"], defined[f"{peer.package}: {name}"] = function, method
         for name, function in runs.items():
-            plain = mixer(methods[name], heads, "dense") if name in methods else mixer(Attention(), heads, "dense")
+            plain = mixer(defined[name]._replace(backend="dense"), heads)
             yield Case(
                 f"{title}, forward", name, lambda function=function, given=given: _quiet(function, given),
                 check=lambda function=function, plain=plain, given=given: _apart(function, plain, given),
             )  # fmt: skip
         for name, function in runs.items():
             yield Case(f"{title}, forward and backward", name, both_ways(function, *given, upstream=given[0]))
+
+
+def on_a_gpu(methods: dict[str, Attention]) -> dict[str, Attention]:
+    """The same through the backends that serve them on a GPU alone."""
+    backends: tuple[Backend, ...] = ("triton", "flex")
+    found = {}
+    for name, method in methods.items():
+        for backend in backends:
+            with suppress(ValueError):  # what cannot serve a method says so when it is built
+                mixer(method._replace(backend=backend), 1)
+                found[f"{name} ({backend})"] = method._replace(backend=backend)
+    return found
 
 
 def _apart(function: Callable[..., Tensor], plain: Callable[..., Tensor], given: list[Tensor]) -> float:
@@ -139,9 +163,10 @@ def _plain(fields: dict[str, Any]) -> bool:
     return not transforms.get(fields["kind"]).needs_upper
 
 
-def mixer(method: Attention, heads: int, backend: str = "auto") -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def mixer(method: Attention, heads: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """`f(query, key, value)`, each `[B, H, L, E]`, of one mechanism in bidirectional self-attention."""
-    site = Site(ScaledDotSpec(), patterns.parse(method.pattern), transforms.parse(method.transform), backend=backend)  # pyright: ignore[reportArgumentType]
+    pattern, transform = patterns.parse(method.pattern), transforms.parse(method.transform)
+    site = Site(ScaledDotSpec(), pattern, transform, backend=method.backend)
     width = heads * HEAD
     torch.manual_seed(0)
     module = MultiHead(site, "encoder_self", width, Dims(heads=heads, query_width=width, key_width=width), 0.0)

@@ -13,17 +13,20 @@ from torch import Tensor
 from attnbench.bench import nn_transformer, translator
 from attnbench.bench.apart import Recipe
 from attnbench.bench.models import Load
+from attnbench.bench.ops import Attention
 from attnbench.core.errors import MissingExtraError, SpecError
 from attnbench.core.spec import unknown
 
 
 class Peer(NamedTuple):
-    """transforms: what it calls its own, as functions of scores over the last dimension. training: what it trains, from
-    a size and a number of batches. decoding: what it decodes, from a size, a load and a number of threads."""
+    """transforms: what it calls its own, as functions of scores over the last dimension. attention: functions of
+    queries, keys and values on a GPU, with the attention here that does the same. training: what it trains, from a size
+    and a number of batches. decoding: what it decodes, from a size, a load and a number of threads."""
 
     package: str
     version: str
     transforms: dict[str, Callable[[Tensor], Tensor]] = {}  # noqa: RUF012
+    attention: dict[str, tuple[Callable[..., Tensor], Attention]] = {}  # noqa: RUF012
     training: Callable[[str, int, torch.device], list[Recipe]] | None = None
     decoding: Callable[[str, Load, int], list[Recipe]] | None = None
 
@@ -56,7 +59,22 @@ def _ctranslate2() -> Peer:
     return Peer("ctranslate2", package.__version__, decoding=decoding)
 
 
-_KNOWN: dict[str, Callable[[], Peer]] = {"entmax": _entmax, "torch": _torch, "ctranslate2": _ctranslate2}
+def _adasplash() -> Peer:
+    package = importlib.import_module("adasplash")
+
+    def entmax15(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return package.adasplash(query, key, value, alpha=1.5, is_causal=False)
+
+    same = Attention(transform="entmax15")
+    return Peer("adasplash", importlib.metadata.version("adasplash"), attention={"entmax15": (entmax15, same)})
+
+
+_KNOWN: dict[str, Callable[[], Peer]] = {
+    "entmax": _entmax,
+    "torch": _torch,
+    "ctranslate2": _ctranslate2,
+    "adasplash": _adasplash,
+}
 
 
 def find(names: list[str]) -> list[Peer]:

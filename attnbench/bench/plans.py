@@ -61,8 +61,8 @@ def ops_sections(plan: Plan) -> list[Section]:
         found += plan.time(cases)
     sections = [Section("transforms of scores", (ops.BASELINE,), found)]
     found = []
-    for shape in shapes:
-        found += plan.time(list(ops.attention_cases((shape,), device, dtype)), loose=True)
+    for shape in ops.ON_A_GPU if device.type == "cuda" and not plan.quick else shapes:
+        found += plan.time(list(ops.attention_cases((shape,), device, dtype, peers=plan.peers)), loose=True)
     return [*sections, Section("attention, from projected queries, keys and values", ("SDPA", "softmax"), found)]
 
 
@@ -109,6 +109,8 @@ def _if_any(title: str, baseline: str, found: list[Timing]) -> list[Section]:
 
 def scaling_sections(plan: Plan) -> list[Section]:
     lengths = (128, 256, 512) if plan.quick else (512, 1024, 2048, 4096)
+    if plan.runtime.device.type == "cuda" and not plan.quick:
+        lengths = (*lengths, 8192, 16384, 32768, 65536)
     made = list(scaling.cases(lengths, plan.runtime.device))
     timed = plan.time([case for _, _, case in made])
     measured = [(what, size, timing) for (what, size, _), timing in zip(made, timed, strict=True)]

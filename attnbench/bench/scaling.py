@@ -12,7 +12,7 @@ from torch import nn
 from attnbench.attention.library import build_transform
 from attnbench.attention.spec import AttentionSpec
 from attnbench.attention.types import Dims, Positions
-from attnbench.bench.ops import HEAD, Attention, both_ways, mixer
+from attnbench.bench.ops import HEAD, Attention, both_ways, mixer, on_a_gpu
 from attnbench.bench.timer import Case, Timing
 from attnbench.tasks.loss import smoothed_cross_entropy
 
@@ -26,6 +26,8 @@ METHODS: dict[str, Attention] = {
         for name in ("window", "block", "global", "bigbird")
     },
 }
+LONGEST = 8192
+"""Beyond it a method is timed that costs as much as its pattern's keys, or never writes its scores, and SDPA."""
 GROUPS = ("length", "k", "memory slots", "vocabulary")
 
 
@@ -34,7 +36,10 @@ def cases(lengths: Sequence[int], device: torch.device) -> Iterator[tuple[str, i
     for length in lengths:
         given = [torch.randn(1, HEADS, length, HEAD, device=device) for _ in range(3)]
         sdpa = nn.functional.scaled_dot_product_attention
-        for name, function in {"SDPA": sdpa, **{k: mixer(m, HEADS) for k, m in METHODS.items()}}.items():
+        methods = METHODS if device.type != "cuda" else METHODS | on_a_gpu(METHODS)
+        if length > LONGEST:
+            methods = {k: m for k, m in methods.items() if m.pattern != "full" or m.backend == "triton"}
+        for name, function in {"SDPA": sdpa, **{k: mixer(m, HEADS) for k, m in methods.items()}}.items():
             yield "length", length, Case(f"length {length}", name, both_ways(function, *given, upstream=given[0]))
     scores = torch.randn(4, HEADS, 256, 512, device=device)
     for k in (1, 4, 16, 64, 256):

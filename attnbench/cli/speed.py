@@ -32,7 +32,7 @@ def speed(
     threads: Annotated[int | None, typer.Option("--threads", help="Left out: all that are here.", min=1)] = None,
     rounds: Annotated[int, typer.Option("--rounds", help="Turns that every case has.", min=1)] = 5,
     against: Annotated[
-        str | None, typer.Option("--against", help="Packages timed beside: entmax, torch, ctranslate2.")
+        str | None, typer.Option("--against", help="Packages timed beside: entmax, torch, ctranslate2, adasplash.")
     ] = None,
     compare: Annotated[Path | None, typer.Option("--compare", help="Say which ratios fell since this JSON.")] = None,
     tolerance: Annotated[float, typer.Option("--tolerance", help="Part that a ratio may fall by.", min=0)] = 0.1,

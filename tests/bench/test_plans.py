@@ -50,6 +50,17 @@ def test_attention_of_every_kind_runs_both_ways():
     assert sum(case.check is not None for case in cases) == len(cases) // 2
 
 
+def test_what_a_gpu_has_backends_for():
+    methods = {
+        "sparsemax": ops.Attention(transform="sparsemax"), "sigmoid": ops.Attention(transform="sigmoid"),
+        "window": ops.Attention(pattern={"kind": "window", "n": 3}), "softmax": ops.Attention(),
+        "random": ops.Attention(pattern={"kind": "random", "n": 3}),
+    }  # fmt: skip
+    found = ops.on_a_gpu(methods)
+    assert set(found) == {"sparsemax (triton)", "window (flex)", "softmax (triton)", "softmax (flex)"}
+    assert found["window (flex)"] == methods["window"]._replace(backend="flex")
+
+
 def test_gradients_are_checked(monkeypatch):
     monkeypatch.setattr(_rows, "pull_back", lambda grad, weights, fused, **given: (torch.zeros_like(weights), None))
     cases = [case for case in ops.transform_cases((SHAPE,), CPU, [], ["sparsemax"]) if case.check is not None]
