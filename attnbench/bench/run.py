@@ -12,6 +12,7 @@ from attnbench.bench.machine import Choice, Roofline, roofline, set_up, signatur
 from attnbench.bench.models import SIZES
 from attnbench.bench.peers import find
 from attnbench.bench.plans import PLANS, Plan
+from attnbench.bench.plot import draw
 from attnbench.bench.results import SCHEMA, Fall, Section, as_json, falls, head_lines, markdown, tables
 from attnbench.core import processor
 from attnbench.core.errors import SpecError
@@ -43,11 +44,12 @@ class Report:
                 shown.add_row(*line)
             console.print(shown)
 
-    def write(self, folder: Path) -> None:
-        """speed.json and speed.md."""
+    def write(self, folder: Path) -> bool:
+        """speed.json, speed.md and, where matplotlib is installed, speed.svg; whether it is."""
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / "speed.json", json.dumps(self.document, indent=1) + "\n")
         write_atomic(folder / "speed.md", markdown(list(tables(self.sections)), self.head, self.command))
+        return draw(self.sections, folder / "speed.svg")
 
     def falls(self, earlier: dict[str, Any], tolerance: float) -> tuple[list[Fall], int]:
         """Raises SpecError where the two have no figure in common."""

@@ -36,7 +36,7 @@ def speed(
     ] = None,
     compare: Annotated[Path | None, typer.Option("--compare", help="Say which ratios fell since this JSON.")] = None,
     tolerance: Annotated[float, typer.Option("--tolerance", help="Part that a ratio may fall by.", min=0)] = 0.1,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for speed.json and speed.md.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for speed.json, speed.md and speed.svg.")] = None,
     device: common.Device = None,
     as_json: common.Json = False,
 ) -> None:
@@ -56,8 +56,8 @@ def speed(
         rounds=rounds, quick=quick, against=against, size=size, command=command,
         earlier=earlier,
     )  # fmt: skip
-    if out is not None:
-        report.write(out)
+    if out is not None and not report.write(out):
+        typer.echo("no speed.svg: matplotlib is not installed (pip install 'attnbench[plot]')", err=True)
     if as_json:
         common.emit_json(report.document)
     else:

@@ -44,6 +44,16 @@ def test_a_report_for_people_and_in_files(invoke):
     assert "| torch.softmax |" in Path("found/speed.md").read_text()
 
 
+def test_a_picture_where_matplotlib_is_and_a_word_where_it_is_not(invoke, monkeypatch):
+    from attnbench.bench import plot
+
+    monkeypatch.setattr(plot.importlib, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
+    result = invoke(*RUN, "--out", "found")
+    assert "no speed.svg" in result.stderr
+    assert not Path("found/speed.svg").exists()
+    assert Path("found/speed.md").exists()
+
+
 def test_json_alone_on_stdout(invoke):
     result = invoke(*RUN, "--json")
     assert json.loads(result.stdout)["schema_version"] == 1

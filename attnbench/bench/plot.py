@@ -1,0 +1,62 @@
+"""Timings as a picture: lines where sizes grow, bars of ratios elsewhere. Needs matplotlib (the extra `plot`)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attnbench.bench.results import Section, relative
+
+_WIDTH = 9.0
+"""Of the picture, in inches."""
+
+
+def draw(sections: Sequence[Section], path: Path) -> bool:
+    """Write the picture, an SVG; False where matplotlib is not installed, and nothing is written."""
+    try:
+        mpl: Any = importlib.import_module("matplotlib")
+    except ImportError:
+        return False
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "attnbench"
+    plt: Any = importlib.import_module("matplotlib.pyplot")
+    heights = [4.0 if section.exponents else 0.6 + 0.16 * len(section.timings) for section in sections]
+    figure, axes = plt.subplots(
+        len(sections), 1, figsize=(_WIDTH, sum(heights)), height_ratios=heights, squeeze=False, layout="constrained"
+    )
+    for section, (axis,) in zip(sections, axes, strict=True):
+        (_lines if section.exponents else _bars)(section, axis)
+        axis.set_title(section.title, loc="left", fontsize="medium")
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+    return True
+
+
+def _lines(section: Section, axis: Any) -> None:
+    """Milliseconds against the size, which the group is called by: `length 512`."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    for each in section.timings:
+        series.setdefault(each.name, []).append((float(each.group.rsplit(" ", 1)[1]), 1e3 * each.median))
+    for name, points in series.items():
+        slope = (section.exponents or {}).get(name)
+        axis.loglog(*zip(*points, strict=True), marker=".", label=name if slope is None else f"{name}: {slope:.2f}")
+    sizes = sorted({size for points in series.values() for size, _ in points})
+    axis.set_xticks(sizes, [f"{size:,.0f}" for size in sizes])
+    axis.minorticks_off()
+    axis.set_ylabel("milliseconds")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize="x-small", title="exponent", title_fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def _bars(section: Section, axis: Any) -> None:
+    """Speed as a multiple of the fastest baseline's, a bar a name in every group."""
+    shown = [(f"{each.group}   {each.name}", relative(section, each)) for each in reversed(section.timings)]
+    known = [(label, ratio) for label, ratio in shown if ratio is not None]
+    axis.barh([label for label, _ in known], [ratio for _, ratio in known], height=0.7)
+    axis.set_xscale("log")
+    axis.axvline(1.0, color="black", linewidth=0.8)
+    axis.tick_params(axis="y", labelsize="xx-small")
+    axis.set_xlabel(f"speed against {' or '.join(section.baseline)}", fontsize="small")
+    axis.margins(y=0.01)

@@ -1,0 +1,34 @@
+"""Pictures hold every name and group, lines where sizes grow."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnbench.bench.plot import draw
+from attnbench.bench.results import Section
+from attnbench.bench.timer import Timing
+
+pytest.importorskip("matplotlib", reason="pictures need the extra `plot`")
+
+
+def timing(name, group, median):
+    return Timing(group, name, median, median, median, 1.0, 1.0, None, None)
+
+
+def test_bars_and_lines(tmp_path):
+    bars = Section(
+        "speeds", ("base",), [timing("base", "g", 1.0), timing("other", "g", 2.0), timing("lonely", "h", 1.0)]
+    )
+    lines = Section(
+        "cost against length", ("base",), [timing("grows", f"length {n}", n * 1e-6) for n in (10, 100)],
+        exponents={"grows": 1.0},
+    )  # fmt: skip
+    assert draw([bars, lines], tmp_path / "speed.svg")
+    text = (tmp_path / "speed.svg").read_text()
+    assert "<!-- speeds -->" in text
+    for word in ("g   base", "g   other", "grows: 1.00", "milliseconds", "speed against base"):
+        assert f"<!-- {word} -->" in text
+    assert "lonely" not in text  # no baseline in its group: no ratio
+    first = (tmp_path / "speed.svg").read_bytes()
+    draw([bars, lines], tmp_path / "speed.svg")
+    assert (tmp_path / "speed.svg").read_bytes() == first
