@@ -7,7 +7,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 from attnbench.bench.timer import Case, Timing
 from attnbench.core.errors import AttnbenchError
@@ -106,6 +109,8 @@ def _serve(pipe: Connection, recipe: Recipe, threads: int) -> None:
                 pipe.send((None, case.check()))
             else:
                 case.run()
+                if torch.cuda.is_initialized():
+                    torch.cuda.synchronize()
                 pipe.send((None, None))
     except (EOFError, KeyboardInterrupt):
         return
@@ -114,6 +119,10 @@ def _serve(pipe: Connection, recipe: Recipe, threads: int) -> None:
 
 
 def _peak() -> float:
+    """MiB. On Linux `ru_maxrss` would begin with the parent's."""
+    if sys.platform == "linux":
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**10
     import resource  # not on every system; nor is `ru_maxrss` counted alike
 
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -17,7 +17,8 @@ LONGEST = 128
 
 
 class NNTransformer(nn.Module):
-    """Shared embeddings, learned positions, dropout as in the models here: none within the feed-forward blocks."""
+    """Shared embeddings and learned positions; dropout as it has it, on the attention's weights too, but none within
+    the feed-forward blocks."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()

@@ -137,7 +137,13 @@ def attention_cases(
                 check=lambda function=function, plain=plain, given=given: _apart(function, plain, given),
             )  # fmt: skip
         for name, function in runs.items():
-            yield Case(f"{title}, forward and backward", name, both_ways(function, *given, upstream=given[0]))
+            check = None
+            if name in methods and methods[name].backend != "auto":
+                plain = mixer(methods[name]._replace(backend="dense"), heads)
+                check = lambda function=function, plain=plain, given=given: _slopes_apart(function, plain, given)  # noqa: E731
+            yield Case(
+                f"{title}, forward and backward", name, both_ways(function, *given, upstream=given[0]), check=check
+            )
 
 
 def on_a_gpu(methods: dict[str, Attention]) -> dict[str, Attention]:
@@ -157,6 +163,18 @@ def _apart(function: Callable[..., Tensor], plain: Callable[..., Tensor], given:
     with native.off():
         wanted = _quiet(plain, [each.float() for each in given])
     return float((_quiet(function, given).float() - wanted).abs().max())
+
+
+def _slopes_apart(function: Callable[..., Tensor], plain: Callable[..., Tensor], given: list[Tensor]) -> float:
+    """The same of the gradients for queries, keys and values, as a part of their length."""
+
+    def slopes(of: Callable[..., Tensor], states: list[Tensor]) -> list[Tensor]:
+        inputs = [each.detach().requires_grad_() for each in states]
+        return [each.float() for each in torch.autograd.grad(of(*inputs), inputs, states[0])]
+
+    wanted = slopes(plain, [each.float() for each in given])
+    pairs = zip(slopes(function, given), wanted, strict=True)
+    return max(float((found - other).norm() / other.norm()) for found, other in pairs)
 
 
 def _plain(fields: dict[str, Any]) -> bool:

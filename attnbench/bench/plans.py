@@ -32,10 +32,14 @@ class Plan(NamedTuple):
     peak: float
     sizes: list[str] | None = None
 
-    def time(self, cases: list[Case], *, loose: bool = False, rest: float = 0) -> list[Timing]:
-        """loose: the cases are of the precision, not float32 whatever it is."""
+    def time(
+        self, cases: list[Case], *, loose: bool = False, rest: float = 0, apart: bool = False
+    ) -> list[Timing]:  # fmt: skip
+        """loose: the cases are of the precision, not float32 whatever it is. apart: in other processes, which wait for
+        their device themselves."""
+        device = torch.device("cpu") if apart else self.runtime.device
         return measure(
-            cases, rounds=self.rounds, chunk=0.05 if self.quick else 0.2, device=self.runtime.device,
+            cases, rounds=self.rounds, chunk=0.05 if self.quick else 0.2, device=device,
             loose=loose and self.runtime.precision == "bf16", rest=rest,
         )  # fmt: skip
 
@@ -43,7 +47,7 @@ class Plan(NamedTuple):
         """Each in a process of its own. peaks: with the memory that each takes."""
         threads = torch.get_num_threads()
         with together(recipes, threads) as started:
-            timed = self.time([each.case for each in started], loose=True, rest=_REST)
+            timed = self.time([each.case for each in started], loose=True, rest=_REST, apart=True)
         return with_peaks(timed, recipes, threads) if peaks and self.runtime.device.type == "cpu" else timed
 
     def those_of(self, *sizes: str) -> list[str]:

@@ -26,7 +26,8 @@ def packed(model: nn.Module) -> Iterator[None]:
     """In the block, what the model's linear layers compute without gradients comes from copies of their weights.
 
     The weights must not change meanwhile. The type is that of autocast at the beginning; other calls, and all on other
-    devices, go through the layers as they are. Blocks within blocks add nothing.
+    devices, go through the layers as they are. Blocks within blocks add nothing. A model is not copied, pickled or
+    moved in such a block.
     """
     layers = pack(model)
     try:
@@ -57,7 +58,8 @@ class _Packed:
 
     def __call__(self, input: Tensor) -> Tensor:
         layer = self.layer
-        if torch.is_grad_enabled() or _wanted_type() != self.dtype or not input.numel():
+        taken = input.dtype in (torch.float32, self.dtype) and input.numel() > 0
+        if torch.is_grad_enabled() or _wanted_type() != self.dtype or not taken:
             return linear(input, layer.weight, layer.bias)
         return _product(input.to(self.dtype), self.weight, self.bias)
 
@@ -78,7 +80,8 @@ def _works(dtype: torch.dtype) -> bool:
     """Whether this torch packs weights, and computes with them as exactly as it says."""
     if dtype not in _ERRORS or not torch.backends.mkldnn.is_available():
         return False
-    states, weight = torch.randn(3, 40), torch.randn(24, 40)
+    own = torch.Generator().manual_seed(0)  # a training's draws go on as they would have
+    states, weight = (torch.randn(rows, 40, generator=own) for rows in (3, 24))
     exact = states.to(dtype).double() @ weight.to(dtype).double().T
     try:
         found = _product(states.to(dtype), _reordered(weight.to(dtype)), None)

@@ -27,7 +27,9 @@ class _Held(ctypes.Structure):
 
 def relocate(held: Shaped[Tensor, "R H K E"], into: Int[Tensor, "n"], source: Int[Tensor, "n"]) -> None:
     """`held[into[i]]` becomes what `held[source[i]]` was before; no row of `into` comes twice."""
-    if not _serves(held) or (library := native.load(_SOURCE)) is None:
+    if len(into) != len(source):
+        raise ValueError(f"{len(source)} rows cannot go to {len(into)}")
+    if not _serves(held, into, source) or (library := native.load(_SOURCE)) is None:
         held.index_copy_(0, into, held.index_select(0, source))
         return
     if len(into) and (
@@ -45,5 +47,7 @@ def relocate(held: Shaped[Tensor, "R H K E"], into: Int[Tensor, "n"], source: In
     )  # fmt: skip
 
 
-def _serves(held: Tensor) -> bool:
+def _serves(held: Tensor, *rows: Tensor) -> bool:
+    if any(each.dtype != torch.int64 or each.dim() != 1 or not native.readable(each) for each in rows):
+        return False
     return held.device.type == "cpu" and held.stride(3) == 1 and held.numel() > 0 and native.readable(held)

@@ -125,7 +125,7 @@ class _OutputLoss(torch.autograd.Function):
             for place, other in zip(wanted, others, strict=True):
                 if other is not None:
                     sum_ = slopes[place]
-                    slopes[place] = other if sum_ is None else sum_.add_(other)
+                    slopes[place] = other if sum_ is None else sum_ + other  # `other` may be that of two parameters
             totals.append(torch.stack([loss.detach(), nll.detach()]))
         ctx.save_for_backward(slope, *slopes)
         loss, nll = torch.stack(totals).sum(0)
@@ -142,7 +142,10 @@ class _OutputLoss(torch.autograd.Function):
 def output_loss(
     model: Output, hidden: Float[Tensor, "N D"], target: Int[Tensor, "N"], smoothing: float
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """smoothed_cross_entropy of `model.logits(hidden)`, which are never all held where they are more than LOGITS."""
+    """smoothed_cross_entropy of `model.logits(hidden)`, which are never all held where they are more than LOGITS.
+
+    Gradient hooks on the parameters of the output would run for each part.
+    """
 
     def part_loss(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         return smoothed_cross_entropy(model.logits(part), wanted, smoothing)

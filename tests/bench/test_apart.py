@@ -58,6 +58,13 @@ def test_the_memory_of_each_is_its_own():
     assert many.peak_mb - few.peak_mb == pytest.approx(600, rel=0.2)
 
 
+def test_what_this_process_held_is_not_the_others(monkeypatch):
+    bytearray(os.urandom(MIB)) * 700  # and let go
+    timing = Timing("held", "a", 1, 1, 1, 1, 1, None, None)
+    (found,) = with_peaks([timing], [Recipe(holding, (1,))], 1)
+    assert found.peak_mb < 600
+
+
 def test_a_case_that_cannot_be_made_says_why():
     with pytest.raises(AttnbenchError, match="ValueError: no such thing"), together([Recipe(failing, ())], 1):
         pytest.fail("nothing is there")

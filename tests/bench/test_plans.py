@@ -50,6 +50,18 @@ def test_attention_of_every_kind_runs_both_ways():
     assert sum(case.check is not None for case in cases) == len(cases) // 2
 
 
+def test_the_gradients_of_a_gpus_backends_are_checked():
+    pytest.importorskip("triton", reason="Triton is not installed")
+    states = [torch.randn(1, 2, 12, ops.HEAD) for _ in range(3)]
+    function, plain = (
+        ops.mixer(ops.Attention(transform="entmax15", backend="triton"), 2),
+        ops.mixer(ops.Attention(transform="entmax15"), 2),
+    )
+    assert ops._slopes_apart(function, plain, states) < 1e-4
+    other = ops.mixer(ops.Attention(transform="sparsemax"), 2)
+    assert ops._slopes_apart(function, other, states) > 0.01
+
+
 def test_what_a_gpu_has_backends_for():
     methods = {
         "sparsemax": ops.Attention(transform="sparsemax"), "sigmoid": ops.Attention(transform="sigmoid"),

@@ -53,6 +53,22 @@ def test_weights_that_changed_are_taken_up_by_the_next_block():
             torch.testing.assert_close(net(states), 2 * before)
 
 
+def test_what_is_drawn_afterwards_is_what_it_would_have_been():
+    torch.manual_seed(0)
+    wanted = torch.randn(3)
+    torch.manual_seed(0)
+    module._works.cache_clear()
+    module._works(torch.float32)
+    assert torch.equal(torch.randn(3), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_what_the_layers_refuse_stays_refused(dtype):
+    net = model()
+    with torch.no_grad(), packed(net), pytest.raises(RuntimeError):
+        net(torch.randn(3, 24, dtype=dtype))
+
+
 @needs_packing
 def test_blocks_within_blocks_end_with_the_outer_one():
     net = model()

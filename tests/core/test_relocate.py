@@ -20,7 +20,11 @@ def test_equals_a_copy(data):
     whole = torch.arange(rows * heads * keys * width).view(rows, heads, keys, width).to(dtype)
     start = data.draw(st.integers(0, keys - 1))
     heads_last = data.draw(st.booleans())
-    held = whole.transpose(1, 2).contiguous().transpose(1, 2) if heads_last else whole.clone()
+    held = (
+        whole.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
+        if heads_last
+        else whole.clone()
+    )
     into = torch.tensor(data.draw(st.lists(st.integers(0, rows - 1), unique=True)), dtype=torch.int64)
     source = torch.tensor([data.draw(st.integers(0, rows - 1)) for _ in into], dtype=torch.int64)
     relocate(held[:, :, start:], into, source)
@@ -58,6 +62,14 @@ def test_what_does_not_lie_in_positions_is_moved_by_torch():
     wanted = held[[1, 0]].clone()
     relocate(held, torch.arange(2), torch.tensor([1, 0]))
     assert torch.equal(held[:2], wanted)
+
+
+def test_rows_that_are_not_told_as_asked_are_an_error():
+    held = torch.randn(3, 1, 2, 2)
+    with pytest.raises(RuntimeError):
+        relocate(held, torch.tensor([0], dtype=torch.int32), torch.tensor([1], dtype=torch.int32))
+    with pytest.raises(ValueError, match="1 rows cannot go to 2"):
+        relocate(held, torch.arange(2), torch.arange(1))
 
 
 @pytest.mark.parametrize(("into", "source"), [([0], [3]), ([3], [0]), ([-1], [0]), ([0], [-1])])

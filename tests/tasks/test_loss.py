@@ -170,6 +170,23 @@ def test_a_part_of_the_logits_at_a_time_gives_the_same(monkeypatch, limit, seen)
             torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
+def test_parameters_that_share_a_gradient(monkeypatch):
+    class Sum(Output):
+        def logits(self, hidden):
+            return hidden @ (self.one + self.other).T
+
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = (torch.nn.Parameter(torch.randn(11, 6)) for _ in range(2))
+
+    model, hidden, target = Sum(), torch.randn(7, 6), torch.arange(7)
+    *wanted, _ = both(model, hidden, target, 1 << 20, monkeypatch)
+    *found, _ = both(model, hidden, target, 33, monkeypatch)
+    for mine, theirs in zip(found[3], wanted[3], strict=True):
+        if theirs is not None:
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
 def test_no_gradient_where_none_is_asked_for(monkeypatch):
     monkeypatch.setattr(module, "LOGITS", 33)
     model, hidden, target = Output(), torch.randn(7, 6), torch.arange(7)

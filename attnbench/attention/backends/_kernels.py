@@ -20,8 +20,10 @@ ENTMAX: tl.constexpr = tl.constexpr(3)
 
 PRECISION: tl.constexpr = tl.constexpr("tf32x3")
 """Of products in float32, to about its own accuracy; other types know one precision."""
-ROUNDS: tl.constexpr = tl.constexpr(40)
+ROUNDS: tl.constexpr = tl.constexpr(200)
 """Searches end long before; what has no root (NaN) ends here."""
+SMALL: tl.constexpr = tl.constexpr(0.05)
+"""Below it functions of one plus a little are computed from their series."""
 SETTLED: tl.constexpr = tl.constexpr(2e-6)
 """A step of Newton's method by less ends the search."""
 
@@ -73,16 +75,26 @@ def _base(d, t, e):
 
 
 @triton.jit
-def _mass(r, e, KIND: tl.constexpr):
-    """r^(1/e), and its part r^(1/e - 1) that the gradient goes through."""
+def _logarithm(d, t, e):
+    """log r / e, of r > 0: with all its digits where e is small."""
+    x = e * (d - t)
+    series = x * (1.0 - x * (1 / 2 - x * (1 / 3 - x * (1 / 4 - x * (1 / 5 - x / 6)))))
+    r = tl.maximum(1.0 + x, 1e-37, propagate_nan=tl.PropagateNan.ALL)
+    return tl.where(tl.abs(x) < SMALL, series, tl.log(r)) / e
+
+
+@triton.jit
+def _mass(d, t, e, KIND: tl.constexpr):
+    """p = r^(1/e), and its part r^(1/e - 1) that the gradient goes through."""
+    r = _base(d, t, e)
     if KIND == SPARSEMAX:
         mass, part = r, tl.where(r > 0.0, 1.0, r)
     elif KIND == ENTMAX15:
         mass, part = r * r, r
     else:
-        logarithm = tl.log(tl.maximum(r, 1e-37, propagate_nan=tl.PropagateNan.ALL))
-        mass = tl.where(r <= 0.0, 0.0, tl.exp(logarithm / e))
-        part = tl.where(r <= 0.0, 0.0, tl.exp(logarithm * (1.0 - e) / e))
+        logarithm = _logarithm(d, t, e)
+        mass = tl.where(r <= 0.0, 0.0, tl.exp(logarithm))
+        part = tl.where(r <= 0.0, 0.0, tl.exp(logarithm * (1.0 - e)))
     return mass, part
 
 
@@ -96,7 +108,8 @@ def forward(
 ):  # fmt: skip
     """Contexts of one block of queries. For backward: slope, the mean of the values under the part that the gradient
     goes through; threshold, most and total of each row."""
-    block, bh = tl.program_id(0), tl.program_id(1)
+    blocks = tl.cdiv(queries, BLOCK_M)
+    block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
     first = block * BLOCK_M
     q = _load(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH)
@@ -155,7 +168,7 @@ def forward(
             for n in range(0, end, BLOCK_N):
                 alive = _alive(valid_of, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
                 s = _scores(q, _load(keys_of, keys, kn, n, width, BLOCK_N, WIDTH), alive, scale)
-                mass, part = _mass(_base(s - centre[:, None], t[:, None], e), e, KIND)
+                mass, part = _mass(s - centre[:, None], t[:, None], e, KIND)
                 mass_sum += tl.sum(mass, 1)
                 part_sum += tl.sum(part, 1)
             if KIND == SPARSEMAX:
@@ -163,7 +176,9 @@ def forward(
             elif KIND == ENTMAX15:
                 step = 2.0 * (mass_sum - tl.sqrt(mass_sum)) / part_sum
             else:
-                step = (mass_sum - tl.exp((1.0 - e) * tl.log(mass_sum))) / (e * part_sum)
+                y = e * tl.log(mass_sum)
+                series = y * (1.0 - y * (1 / 2 - y * (1 / 6 - y * (1 / 24 - y / 120))))
+                step = mass_sum * tl.where(tl.abs(y) < SMALL, series, 1.0 - tl.exp(-y)) / (e * part_sum)
             step = tl.where(step > 0.0, step, 0.0)  # NaN too: a row without a key, or one that is not all numbers
             t += step
             rounds += 1
@@ -187,7 +202,7 @@ def forward(
             mass = tl.where(chosen | (d != d), tl.exp(d), 0.0)
             part = mass
         else:
-            mass, part = _mass(_base(d, t[:, None], e), e, KIND)
+            mass, part = _mass(d, t[:, None], e, KIND)
         mass = tl.where(alive, mass, 0.0)
         part = tl.where(alive, part, 0.0)
         mass_sum += tl.sum(mass, 1)
@@ -216,8 +231,8 @@ def forward(
         else:
             held = tl.where(part_sum == 0.0, 1.0, part_sum)
             at = row[:, None] * value_width + column[None, :]
-            tl.store(slope + bh.to(tl.int64) * queries * value_width + at, through / held[:, None], mask=there)
-        place = bh.to(tl.int64) * queries + row
+            tl.store(slope + bh * queries * value_width + at, through / held[:, None], mask=there)
+        place = bh * queries + row
         tl.store(threshold + place, t, mask=row < queries)
         tl.store(most + place, centre, mask=row < queries)
         tl.store(total + place, shared, mask=row < queries)
@@ -231,28 +246,33 @@ def _weights(s, alive, t, centre, total, e, KIND: tl.constexpr):
         mass = tl.where((s >= t[:, None]) | (d != d), tl.exp(d), 0.0) / total[:, None]
         part = mass
     else:
-        mass, part = _mass(_base(d, t[:, None], e), e, KIND)
+        mass, part = _mass(d, t[:, None], e, KIND)
         mass = mass / total[:, None]
     return tl.where(alive, mass, 0.0), tl.where(alive, part, 0.0)
 
 
 @triton.jit
 def backward_query(
-    query, key, value, upstream, mean, threshold, most, total, valid, excess, query_slope, surprise, entropy,
+    query, key, value, upstream, mean, threshold, most, total, valid, excess, query_slope, alpha_slope,
     qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, gb, gh, gm, valid_b,
     heads, queries, keys, width, value_width, ahead, scale, seed, rate,
     KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr, LEARNED: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one block of queries. mean: of the gradient of a row's weights, under the part that it goes through.
-    LEARNED: for the gradient of alpha also the entropy of each row, and the same sum with that gradient in it."""
-    block, bh = tl.program_id(0), tl.program_id(1)
+
+    LEARNED: also each row's gradient for alpha. With l = log p, g = (e^(-e l) - 1 + e l) / e^2, and sums over the row
+    H = -sum p l, M = sum p g, weights move with alpha as `p (M - g - (H + e M) l - H m) / (1 + e H + e^2 M)`, with
+    m = e g - l: proposition 1 of Correia et al. 2019 without its differences of near equals over e.
+    """
+    blocks = tl.cdiv(queries, BLOCK_M)
+    block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
     first = block * BLOCK_M
     q = _load(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH)
     up = _load(upstream + b * ob + h * oh, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH)
     row = first + tl.arange(0, BLOCK_M)
-    place = bh.to(tl.int64) * queries + row
+    place = bh * queries + row
     there = row < queries
     t = tl.load(threshold + place, mask=there, other=0.0)
     centre = tl.load(most + place, mask=there, other=0.0)
@@ -263,8 +283,11 @@ def backward_query(
     if CAUSAL:
         end = tl.minimum(keys, first + BLOCK_M + ahead)
     found = tl.zeros([BLOCK_M, WIDTH], tl.float32)
-    told = tl.zeros([BLOCK_M], tl.float32)
-    spread = tl.zeros([BLOCK_M], tl.float32)
+    gain_0 = tl.zeros([BLOCK_M], tl.float32)
+    gain_1 = tl.zeros([BLOCK_M], tl.float32)
+    gain_2 = tl.zeros([BLOCK_M], tl.float32)
+    sum_1 = tl.zeros([BLOCK_M], tl.float32)
+    sum_2 = tl.zeros([BLOCK_M], tl.float32)
     for n in range(0, end, BLOCK_N):
         alive = _alive(valid + b * valid_b, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
         k = _load(key + b * kb + h * kh, keys, kn, n, width, BLOCK_N, WIDTH)
@@ -275,9 +298,16 @@ def backward_query(
         if DROPOUT:
             slope = slope * _kept(seed + bh, first, n, keys, rate, BLOCK_M, BLOCK_N)
         if LEARNED:
-            surprised = tl.where(mass > 0.0, -mass * tl.log(tl.where(mass > 0.0, mass, 1.0)), 0.0)
-            told += tl.sum(slope * surprised, 1)
-            spread += tl.sum(surprised, 1)
+            once = tl.where(mass > 0.0, _logarithm(s - centre[:, None], t[:, None], e), 0.0)  # log p
+            w = -e * once
+            series = mass * once * once * (1 / 2 + w * (1 / 6 + w * (1 / 24 + w * (1 / 120 + w / 720))))
+            twice = tl.where(tl.abs(w) < SMALL, series, (part / shared[:, None] - mass + e * mass * once) / (e * e))
+            once = mass * once
+            gain_0 += tl.sum(slope * mass, 1)
+            gain_1 += tl.sum(slope * once, 1)
+            gain_2 += tl.sum(slope * twice, 1)
+            sum_1 += tl.sum(once, 1)
+            sum_2 += tl.sum(twice, 1)
         changed = tl.where(part == 0.0, 0.0, part * (slope - middle[:, None]) * scale)
         found += tl.dot(changed.to(k.dtype), k, input_precision=PRECISION)
     column = tl.arange(0, WIDTH)
@@ -287,8 +317,8 @@ def backward_query(
         mask=there[:, None] & (column < width)[None, :],
     )  # fmt: skip
     if LEARNED:
-        tl.store(surprise + place, told, mask=there)
-        tl.store(entropy + place, spread, mask=there)
+        moved = sum_2 * (gain_0 - e * gain_1) - gain_2 * (1.0 - e * sum_1)
+        tl.store(alpha_slope + place, moved / (1.0 + e * (e * sum_2 - sum_1)), mask=there)
 
 
 @triton.jit
@@ -300,7 +330,8 @@ def backward_key(
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one block of keys and values."""
-    block, bh = tl.program_id(0), tl.program_id(1)
+    blocks = tl.cdiv(keys, BLOCK_N)
+    block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
     n = block * BLOCK_N
     k = _load(key + b * kb + h * kh, keys, kn, n, width, BLOCK_N, WIDTH)
@@ -315,7 +346,7 @@ def backward_key(
         q = _load(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH)
         up = _load(upstream + b * ob + h * oh, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH)
         row = first + tl.arange(0, BLOCK_M)
-        place = bh.to(tl.int64) * queries + row
+        place = bh * queries + row
         there = row < queries
         t = tl.load(threshold + place, mask=there, other=0.0)
         centre = tl.load(most + place, mask=there, other=0.0)

@@ -20,6 +20,8 @@ from attnbench.core.errors import MissingExtraError
 
 WIDEST = 128
 """Of a head, for queries and keys as for values."""
+LEAST = 1e-5
+"""Of alpha - 1: softmax but for rounding."""
 _KINDS: dict[FusedKind, int] = {"softmax": 0, "topk": 0, "sparsemax": 1, "entmax15": 2, "entmax": 3}
 _EXCESS: dict[FusedKind, float] = {"softmax": 1.0, "topk": 1.0, "sparsemax": 1.0, "entmax15": 0.5}
 _ALL = 1 << 30
@@ -56,7 +58,9 @@ def attend(
         excess = torch.full((heads,), _EXCESS.get(transform.kind, excess), device=query.device)
     seed = int(torch.randint(1 << 30, ())) if dropout else 0
     given = _Given(_KINDS[transform.kind], transform.k or _ALL, scale, causal, dropout, seed)
-    context: Tensor = _Attention.apply(query, keys, held, excess.float().expand(heads).contiguous(), valid, given)  # pyright: ignore[reportAssignmentType]
+    context: Tensor = _Attention.apply(
+        query, keys, held, excess.float().clamp(min=LEAST).expand(heads).contiguous(), valid, given
+    )  # pyright: ignore[reportAssignmentType]
     return context.to(values.dtype)
 
 
@@ -99,7 +103,7 @@ class _Attention(torch.autograd.Function):
         threshold, most, total = (
             excess.new_empty(batch, heads, rows) if grows else excess for _ in range(3)
         )  # fmt: skip
-        mask = excess if valid is None else valid.contiguous().view(torch.uint8)
+        mask = excess if valid is None else valid.expand(batch, -1).contiguous().view(torch.uint8)
         sizes = _sizes(query, keys, values)
         if out.numel():
             kernels().forward[_grid(rows, sizes["BLOCK_M"], batch * heads)](
@@ -122,10 +126,9 @@ class _Attention(torch.autograd.Function):
         given: _Given = ctx.given
         up = _last_dense(upstream[0])
         batch, heads, rows, _ = query.shape
-        of_weights = (up.float() * out.float()).sum(-1)
-        mean = of_weights if not given.kind else (up.float() * slope).sum(-1)
+        mean = (up.float() * (slope if given.kind else out.float())).sum(-1)
         learned = ctx.needs_input_grad[3]
-        told, spread = (torch.empty_like(mean) if learned else excess for _ in range(2))
+        of_excess = torch.empty_like(mean) if learned else excess
         slopes = tuple(torch.empty_like(each, memory_format=torch.contiguous_format) for each in (query, keys, values))
         common = (
             heads, rows, keys.shape[2], query.shape[3], values.shape[3], keys.shape[2] - rows,
@@ -139,7 +142,7 @@ class _Attention(torch.autograd.Function):
         strides = _strides(query, keys, values, up)
         if out.numel() and keys.shape[2]:
             kernels().backward_query[_grid(rows, fixed["BLOCK_M"], batch * heads)](
-                *read, slopes[0], told, spread, *strides, *slopes[0].stride()[:3], mask.stride(0), *common,
+                *read, slopes[0], of_excess, *strides, *slopes[0].stride()[:3], mask.stride(0), *common,
                 LEARNED=learned, **fixed,
             )  # fmt: skip
             kernels().backward_key[_grid(keys.shape[2], fixed["BLOCK_N"], batch * heads)](
@@ -147,15 +150,9 @@ class _Attention(torch.autograd.Function):
                 mask.stride(0), *common, **fixed,
             )  # fmt: skip
         else:
-            for each in (*slopes, *((told, spread) if learned else ())):
+            for each in (*slopes, *((of_excess,) if learned else ())):
                 each.zero_()
-        of_excess = None
-        if learned:
-            e = excess[:, None]
-            # how weights move with alpha: Correia et al. 2019, proposition 1, summed with what comes from above
-            each_row = (of_weights - mean) / e**2 + (told - mean * spread) / e
-            of_excess = each_row.sum((0, 2))
-        return *slopes, of_excess, None, None
+        return *slopes, of_excess.sum((0, 2)) if learned else None, None, None
 
 
 def _last_dense(states: Tensor) -> Tensor:
@@ -166,8 +163,8 @@ def _strides(query: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> tuple[
     return tuple(stride for each in (query, keys, values, out) for stride in each.stride()[:3])
 
 
-def _grid(rows: int, block: int, heads: int) -> tuple[int, int]:
-    return -(-rows // block), heads
+def _grid(rows: int, block: int, heads: int) -> tuple[int]:
+    return (-(-rows // block) * heads,)
 
 
 def _sizes(query: Tensor, keys: Tensor, values: Tensor, *, backward: bool = False) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class Scored(nn.Module):
         assert keys is not None  # the modules that score make Memories with keys
         if memory.filled is not None:
             keys, values = keys[:, :, : memory.filled], values[:, :, : memory.filled]
-        if not need_weights and self._in_kernel(queries, positions):
+        if not need_weights and self._in_kernel(queries, values, positions):
             return self._by_kernel(queries, keys, values, memory), None, None
         if min(queries.dtype.itemsize, keys.dtype.itemsize) < 4:  # ties of low precision would let top-k keep too many
             queries, keys = queries.float(), keys.float()
@@ -136,10 +136,10 @@ class Scored(nn.Module):
     def _normaliser(self) -> ScoreTransform:
         return softmax if self.dense_in_eval and not self.training else self.transform
 
-    def _in_kernel(self, queries: Tensor, positions: Positions) -> bool:
+    def _in_kernel(self, queries: Tensor, values: Tensor, positions: Positions) -> bool:
         if self.choice.backend == "triton":
-            return max(queries.shape[-1], 1) <= fused.WIDEST and queries.dtype != torch.float64
-        full = len(positions.q) == len(positions.k)
+            return max(queries.shape[-1], values.shape[-1]) <= fused.WIDEST and queries.dtype != torch.float64
+        full = len(positions.q) == len(positions.k) > 1
         return self.choice.backend == "flex" and full and queries.shape[-1] >= flex.NARROWEST
 
     def _by_kernel(self, queries: Tensor, keys: Tensor, values: Tensor, memory: Memory) -> Float[Tensor, "B H Q E2"]:

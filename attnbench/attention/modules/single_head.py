@@ -41,7 +41,7 @@ class SingleHead(Scored, Attention):
         history: History | None = None,
         need_weights: bool = False,
     ) -> AttentionOutput:
-        context, weights, history = self.mix(query.unsqueeze(1), memory, positions, history)
+        context, weights, history = self.mix(query.unsqueeze(1), memory, positions, history, need_weights)
         return AttentionOutput(context.squeeze(1), weights if need_weights else None, history)
 
 

@@ -112,5 +112,5 @@ class EntmaxSpec(TransformSpec):
 
     def fused(self, built: ScoreTransform) -> Fused | None:
         if isinstance(built, LearnedEntmax):
-            return Fused("entmax", excess=built.alpha - 1)
+            return Fused("entmax", excess=torch.sigmoid(built.raw))
         return _normaliser(float(self.alpha)).fused

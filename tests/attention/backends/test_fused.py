@@ -186,6 +186,48 @@ def test_the_gradient_for_a_learned_alpha():
     close(torch.autograd.grad(found, inputs, upstream), torch.autograd.grad(wanted, inputs, upstream), 1e-4)
 
 
+@pytest.mark.parametrize(("raw", "dtype", "error"), [
+    (0.0, torch.float16, 5e-3), (-3.0, torch.float16, 5e-3), (-3.0, torch.float32, 1e-4), (-6.0, torch.float32, 1e-4),
+    (-9.0, torch.float32, 1e-3), (-20.0, torch.float32, None),
+])  # fmt: skip
+def test_the_gradient_for_alpha_keeps_its_digits_near_softmax_and_in_half_precision(raw, dtype, error):
+    """Values far from 0 make the sums that it is a difference of large."""
+    states = [each.detach().requires_grad_() for each in given((1, 2, 40, 30, 8, 8), dtype)]
+    with torch.no_grad():
+        states[2] += 2
+    upstream = torch.randn(1, 2, 40, 8, generator=torch.Generator().manual_seed(9)).to(dtype)
+    excess = torch.sigmoid(torch.full((2,), raw, dtype=torch.float64)).requires_grad_()
+    found = fused.attend(*states, Fused("entmax", excess=excess), scale=0.5)
+    (gradient,) = torch.autograd.grad(found, excess, upstream)
+    wide = [each.detach().double() for each in states]
+    if error is None:  # so near that it is softmax
+        assert bool(gradient.isfinite().all())
+        wanted = torch.softmax(wide[0] @ wide[1].mT * 0.5, -1) @ wide[2]
+    else:
+        wanted = build_transform("entmax", heads=2, alpha="learned").double()
+        assert isinstance(wanted, nn.Module)
+        with torch.no_grad():
+            wanted.raw.fill_(raw)
+        other = torch.autograd.grad((wanted(wide[0] @ wide[1].mT * 0.5) @ wide[2]), wanted.raw, upstream.double())[0]
+        other = other / (torch.sigmoid(wanted.raw) * torch.sigmoid(-wanted.raw))
+        assert float((gradient - other).norm() / other.norm()) < error
+        wanted = wanted(wide[0] @ wide[1].mT * 0.5) @ wide[2]
+    close([found.double()], [wanted.detach()], 5e-3 if dtype is torch.float16 else 1e-4)
+
+
+def test_a_mask_of_one_row_serves_all():
+    states = [each.detach() for each in given((3, 1, 4, 9, 4, 4))]
+    valid = torch.arange(9)[None] < 6
+    found = fused.attend(*states, Fused("sparsemax"), scale=0.5, valid=valid)
+    close([found], [defined(*states, build_transform("sparsemax"), 0.5, valid, False)])
+
+
+def test_a_score_far_below_the_others_leaves_the_kth_where_it_is():
+    keys = torch.tensor([-1e30, 1.0, 2.0, 3.0, 4.0, 5.0]).view(1, 1, 6, 1)
+    found = fused.attend(torch.ones(1, 1, 1, 1), keys, torch.eye(6)[None, None], Fused("topk", 2), scale=1.0)
+    assert (found.flatten() > 0).tolist() == [False, False, False, False, True, True]
+
+
 @pytest.mark.parametrize("name", ["topk", "sparsemax", "entmax, alpha = 1.2"])
 def test_dropout_scales_what_it_keeps_and_backward_meets_the_same_draw(name):
     kernel, transform = TRANSFORMS[name]
@@ -326,7 +368,7 @@ from triton.compiler import ASTSource
 from attnbench.attention.backends import _kernels
 
 HALF = {"query", "key", "value", "out", "upstream", "query_slope", "key_slope", "value_slope"}
-WHOLE = {"slope", "threshold", "most", "total", "excess", "mean", "surprise", "entropy"}
+WHOLE = {"slope", "threshold", "most", "total", "excess", "mean", "alpha_slope"}
 FIXED = {"KIND": 3, "CAUSAL": True, "VALID": True, "DROPOUT": True, "GRADIENT": True, "LEARNED": True, "WIDTH": 64,
          "VALUE_WIDTH": 64, "BLOCK_M": 64, "BLOCK_N": 64}
 
