@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from attnbench.bench.ops import TRANSFORMS
 from attnbench.bench.timer import Case
@@ -128,10 +129,24 @@ def _off_definition(bound: Task, model: Seq2SeqModel, batch: Batch, runtime: Run
     return max(abs(found - wanted) / wanted, abs(float(length)), float(direction))
 
 
-def _flops(run: Any) -> float:
-    with FlopCounterMode(display=False) as counter:
+class _Flops(TorchDispatchMode):
+    """Counts the operations of products, as torch counts them; its own counter also follows modules, which gradients
+    within a forward pass do not let it."""
+
+    total = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func.overloadpacket)
+        if count is not None:
+            self.total += count(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+def _flops(run: Callable[[], object]) -> float:
+    with _Flops() as counter:
         run()
-    return float(counter.get_total_flops())
+    return counter.total
 
 
 class Load(NamedTuple):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -22,6 +22,7 @@ LOGITS = 1 << 23
 """Logits that are held at once: 32 MiB in float32. Measured at 3,600 rows of 10,000: 2% slower than all at once."""
 
 
+@runtime_checkable
 class Output(Protocol):
     """What makes logits of hidden states: a model."""
 

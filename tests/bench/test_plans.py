@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.attention.transforms import _rows
 from attnbench.bench import models, ops, scaling
 from attnbench.bench.timer import Timing
 from attnbench.data.base import BOS, EOS, PAD
+from attnbench.tasks import loss
 from attnbench.train.runtime import Runtime
 
 CPU = torch.device("cpu")
@@ -123,6 +125,17 @@ def test_training_and_decoding_run(precision, monkeypatch):
         assert (case.name, case.work) == (name, 12)
         case.run()
         assert case.check() < (1e-2 if precision == "bf16" else 1e-5)
+
+
+def test_operations_are_counted_as_torch_counts_them(monkeypatch):
+    monkeypatch.setattr(models, "WORDS", 60)
+    monkeypatch.setattr(models, "TOKENS", 200)
+    whole = models.training("tiny", "softmax", 1, Runtime(CPU))
+    with FlopCounterMode(display=False) as counter:
+        whole.run()
+    assert whole.flops == counter.get_total_flops()
+    monkeypatch.setattr(loss, "LOGITS", 600)  # a part of the logits at a time
+    assert models.training("tiny", "softmax", 1, Runtime(CPU)).flops == whole.flops
 
 
 def test_a_training_that_is_wrong_is_found(monkeypatch):
