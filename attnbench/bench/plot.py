@@ -11,6 +11,7 @@ from attnbench.bench.results import Section, relative
 
 _WIDTH = 9.0
 """Of the picture, in inches."""
+_TICKS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 
 def draw(sections: Sequence[Section], path: Path) -> bool:
@@ -20,7 +21,7 @@ def draw(sections: Sequence[Section], path: Path) -> bool:
     except ImportError:
         return False
     mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "attnbench"
+    mpl.rcParams.update({"svg.hashsalt": "attnbench", "svg.fonttype": "none"})
     plt: Any = importlib.import_module("matplotlib.pyplot")
     heights = [4.0 if section.exponents else 0.6 + 0.16 * len(section.timings) for section in sections]
     figure, axes = plt.subplots(
@@ -51,12 +52,17 @@ def _lines(section: Section, axis: Any) -> None:
 
 
 def _bars(section: Section, axis: Any) -> None:
-    """Speed as a multiple of the fastest baseline's, a bar a name in every group."""
+    """Speed as a multiple of the fastest baseline's, a bar a name in every group: to the right what is faster."""
     shown = [(f"{each.group}   {each.name}", relative(section, each)) for each in reversed(section.timings)]
     known = [(label, ratio) for label, ratio in shown if ratio is not None]
-    axis.barh([label for label, _ in known], [ratio for _, ratio in known], height=0.7)
+    ratios = [ratio for _, ratio in known]
     axis.set_xscale("log")
+    axis.barh([label for label, _ in known], [ratio - 1 for ratio in ratios], left=1.0, height=0.7)
     axis.axvline(1.0, color="black", linewidth=0.8)
+    ticks = [tick for tick in _TICKS if 0.4 * min([*ratios, 1]) <= tick <= 2.5 * max([*ratios, 1])]
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.set_xlim(ticks[0], ticks[-1])
+    axis.minorticks_off()
     axis.tick_params(axis="y", labelsize="xx-small")
     axis.set_xlabel(f"speed against {' or '.join(section.baseline)}", fontsize="small")
     axis.margins(y=0.01)
