@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnbench.bench import nn_transformer, translator
-from attnbench.bench.apart import Recipe
+from attnbench.bench import ctranslate2, nn_transformer
 from attnbench.bench.models import Load
 from attnbench.bench.ops import Attention
+from attnbench.bench.processes import Recipe
 from attnbench.core.errors import MissingExtraError, SpecError
 from attnbench.core.spec import unknown
 
@@ -54,7 +54,7 @@ def _ctranslate2() -> Peer:
     package = importlib.import_module("ctranslate2")
 
     def decoding(size: str, load: Load, threads: int) -> list[Recipe]:
-        return [Recipe(translator.decoding, (size, load, kind, threads)) for kind in translator.COMPUTED_IN]
+        return [Recipe(ctranslate2.decoding, (size, load, kind, threads)) for kind in ctranslate2.COMPUTED_IN]
 
     return Peer("ctranslate2", package.__version__, decoding=decoding)
 

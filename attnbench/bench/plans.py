@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from attnbench.bench import models, nn_transformer, ops, scaling, translator
-from attnbench.bench.apart import Recipe, together, with_peaks
+from attnbench.bench import ctranslate2, models, nn_transformer, ops, scaling
 from attnbench.bench.peers import Peer
+from attnbench.bench.processes import Recipe, together, with_peaks
 from attnbench.bench.results import Section
 from attnbench.bench.timer import Case, Timing, measure
 from attnbench.train.runtime import Runtime
@@ -101,7 +101,7 @@ def decode_sections(plan: Plan) -> list[Section]:
             )
     return [
         *_if_any(
-            "decoding beside other packages, tokens of the best outputs", translator.NAME.format("float32"), beside
+            "decoding beside other packages, tokens of the best outputs", ctranslate2.NAME.format("float32"), beside
         ),
         Section("decoding, tokens of the best outputs", ("softmax",), found, "tokens"),
     ]

@@ -239,6 +239,15 @@ def forward(
 
 
 @triton.jit
+def _of_rows(threshold, most, total, mean, place, there):
+    """What forward kept of each row, and the mean of its weights' gradient."""
+    t = tl.load(threshold + place, mask=there, other=0.0)
+    centre = tl.load(most + place, mask=there, other=0.0)
+    shared = tl.load(total + place, mask=there, other=1.0)
+    return t, centre, shared, tl.load(mean + place, mask=there, other=0.0)
+
+
+@triton.jit
 def _weights(s, alive, t, centre, total, e, KIND: tl.constexpr):
     """The weights of a block, and the part of them that the gradient goes through."""
     d = s - centre[:, None]
@@ -274,10 +283,7 @@ def backward_query(
     row = first + tl.arange(0, BLOCK_M)
     place = bh * queries + row
     there = row < queries
-    t = tl.load(threshold + place, mask=there, other=0.0)
-    centre = tl.load(most + place, mask=there, other=0.0)
-    shared = tl.load(total + place, mask=there, other=1.0)
-    middle = tl.load(mean + place, mask=there, other=0.0)
+    t, centre, shared, middle = _of_rows(threshold, most, total, mean, place, there)
     e = tl.load(excess + h)
     end = keys
     if CAUSAL:
@@ -348,10 +354,7 @@ def backward_key(
         row = first + tl.arange(0, BLOCK_M)
         place = bh * queries + row
         there = row < queries
-        t = tl.load(threshold + place, mask=there, other=0.0)
-        centre = tl.load(most + place, mask=there, other=0.0)
-        shared = tl.load(total + place, mask=there, other=1.0)
-        middle = tl.load(mean + place, mask=there, other=0.0)
+        t, centre, shared, middle = _of_rows(threshold, most, total, mean, place, there)
         alive = _alive(valid + b * valid_b, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
         s = _scores(q, k, alive, scale)
         mass, part = _weights(s, alive, t, centre, shared, e, KIND)

@@ -1,6 +1,6 @@
 """Patterns on a GPU by FlexAttention of torch, which skips the blocks of scores that hold no key of the pattern.
 
-Compiled once for each length in whole blocks; shorter inputs are filled up. Softmax alone, without dropout on weights.
+Inputs are filled up to whole blocks, so that few lengths are compiled. Softmax alone, without dropout on weights.
 """
 
 from __future__ import annotations

@@ -87,6 +87,14 @@ def test_values_and_gradients_over_several_blocks(name, masked):
     close(*both(name, states, valid=valid if masked else None, causal=masked))
 
 
+def test_near_sparsemax_contexts_are_as_exact_and_gradients_but_for_the_edge_of_the_support(monkeypatch):
+    monkeypatch.setitem(TRANSFORMS, "near", (Fused("entmax", excess=0.8), build_transform("entmax", alpha=1.8)))
+    (found, *slopes), (wanted, *others) = both("near", given((2, 2, 70, 70, 24, 40)))
+    close([found], [wanted])
+    for mine, theirs in zip(slopes, others, strict=True):
+        assert float((mine - theirs).norm() / theirs.norm()) < 1e-4
+
+
 @pytest.mark.parametrize("name", ["topk", "entmax15", "entmax, alpha = 1.2"])
 @pytest.mark.parametrize(
     ("shape", "causal"),

@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from attnbench.bench.apart import Recipe, together, with_peaks
+from attnbench.bench.processes import Recipe, together, with_peaks
 from attnbench.bench.timer import Case, Timing, measure
 from attnbench.core.errors import AttnbenchError
 
