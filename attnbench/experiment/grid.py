@@ -235,7 +235,14 @@ def expand(document: Document, *, seeds: Sequence[int] = ()) -> Experiment:
         if twin.label == cell.label and twin is not cell:
             where = document.at("grid", "axes")
             raise SpecError(f"{where}: grid.axes: two cells are the same run: '{cell.label}', seed {cell.seed}")
-    return Experiment(header.name, header.table, tuple(cells), document)
+    return Experiment(header.name, _named_value(header.table, cells), tuple(cells), document)
+
+
+def _named_value(table: TableSpec, cells: Sequence[Cell]) -> TableSpec:
+    """A table that names no metric shows that of the task."""
+    if "value" in table.model_fields_set:
+        return table
+    return table.model_copy(update={"value": cells[0].spec.task.primary})
 
 
 def _labels(axes: Mapping[str, list[Any]], document: Document) -> set[str]:

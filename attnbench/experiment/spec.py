@@ -129,7 +129,7 @@ class TableSpec(Spec):
     cols: str | None = None
     """The axis whose values are the columns; left out: one line a row, one column a metric."""
     value: str | list[str] = "test/bleu"
-    """The metric of the cells, the first one where several are named."""
+    """The metric of the cells, the first one where several are named; left out: the task's own."""
     reduce: Literal["mean_std", "mean", "max"] = "mean_std"
     """How seeds become one number."""
     compare: CompareSpec | None = None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from torch import nn
 
 from attnbench.core.registry import Family, Registry
@@ -143,6 +144,55 @@ class StairsSpec(ScheduleSpec):
 
     def rate(self, step: int, width: int) -> float:
         return self.lr * self.factor ** max(0, -(-(step - self.first) // self.every))
+
+
+class _DecayFields(ScheduleSpec):
+    lr: float = Field(default=5e-4, gt=0)
+    """Learning rate at the end of the warm-up."""
+    warmup: int = Field(default=0, ge=0)
+    """Updates of linear warm-up."""
+    steps: int = Field(ge=1)
+    """The update at which the rate comes to `minimum`, where it stays."""
+    minimum: float = Field(default=0.0, ge=0)
+    """Learning rate at the end."""
+
+    @model_validator(mode="after")
+    def _falls(self) -> Self:
+        if self.steps <= self.warmup:
+            raise ValueError(f"steps ({self.steps}) leave nothing after the warm-up ({self.warmup}); give more of them")
+        if self.minimum > self.lr:
+            raise ValueError(f"minimum ({self.minimum}) is larger than lr ({self.lr}); lower it")
+        return self
+
+    def rate(self, step: int, width: int) -> float:
+        if step < self.warmup:
+            return self.lr * step / self.warmup
+        left = 1 - min(1.0, (step - self.warmup) / (self.steps - self.warmup))
+        return self.minimum + (self.lr - self.minimum) * self._share(left)
+
+    def _share(self, left: float) -> float:
+        """Of the rate's fall, what is still to come; left: of the updates."""
+        raise NotImplementedError
+
+
+@schedules.register
+class LinearSpec(_DecayFields):
+    """Linear warm-up from 0 to `lr`, then linearly down to `minimum` at update `steps`."""
+
+    kind: Literal["linear"] = "linear"
+
+    def _share(self, left: float) -> float:
+        return left
+
+
+@schedules.register
+class CosineSpec(_DecayFields):
+    """Linear warm-up from 0 to `lr`, then half a cosine to `minimum` at update `steps` (Loshchilov and Hutter 2017)."""
+
+    kind: Literal["cosine"] = "cosine"
+
+    def _share(self, left: float) -> float:
+        return (1 - math.cos(math.pi * left)) / 2
 
 
 @schedules.register

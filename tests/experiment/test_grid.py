@@ -432,3 +432,16 @@ def test_one_cell_of_many_is_chosen_by_its_label(bench: Any):
         only(experiment, "post max_step-20")
     one = expand(read_document(bench.write(HEAD)))
     assert only(one, None).cells == one.cells
+
+
+@pytest.mark.parametrize(
+    ("task", "metric"),
+    [
+        ("{kind: translation, dataset: demo}", "test/bleu"),
+        ("{kind: document, dataset: ted-doc}", "test/d_bleu"),
+    ],
+)
+def test_a_table_that_names_no_metric_shows_the_task_s_own(bench: Any, task: str, metric: str):
+    text = f"name: some/grid\ntask: {task}\nmodel: {{kind: transformer, tie: decoder}}\ntable: "
+    assert expand(read_document(bench.write(text + "{rows: seed}\n"))).table.dump()["value"] == metric
+    assert expand(read_document(bench.write(text + "{value: valid/loss}\n"))).table.value == "valid/loss"

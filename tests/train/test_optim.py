@@ -53,7 +53,7 @@ def test_constant_after_a_warm_up():
         {"kind": "inverse_sqrt", "lr": 0.0},
         {"kind": "inverse_sqrt", "warmup": 0},
         {"kind": "constant", "lr": -1.0},
-        {"kind": "cosine"},
+        {"kind": "staircase"},
     ],
 )
 def test_impossible_schedules_are_refused(raw: Any):
@@ -114,6 +114,32 @@ def test_stairs_keep_the_rate_and_then_halve_it_again_and_again():
     assert found == pytest.approx([0.8, 0.8, 0.4, 0.4, 0.2, 0.1])
     with pytest.raises(ValidationError, match="every"):
         schedules.parse({"kind": "stairs", "first": 10})
+
+
+@pytest.mark.parametrize(
+    ("kind", "halfway", "late"), [("linear", 0.5, 0.1), ("cosine", 0.5, (1 - math.cos(math.pi / 10)) / 2)]
+)
+def test_decays_fall_from_their_rate_to_their_floor_and_stay_there(kind: str, halfway: float, late: float):
+    schedule = schedules.parse({"kind": kind, "lr": 1.0, "warmup": 100, "steps": 1100})
+    found = [schedule.rate(step, 512) for step in (1, 50, 100, 600, 1000, 1100, 5000)]
+    assert found == pytest.approx([0.01, 0.5, 1.0, halfway, late, 0.0, 0.0])
+    floored = schedules.parse({"kind": kind, "lr": 1.0, "warmup": 100, "steps": 1100, "minimum": 0.2})
+    assert [floored.rate(step, 512) for step in (100, 600, 5000)] == pytest.approx([1.0, 0.6, 0.2])
+    assert schedules.parse({"kind": kind, "lr": 1.0, "steps": 4}).rate(2, 512) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({}, "steps"),
+        ({"steps": 10, "warmup": 10}, "after the warm-up"),
+        ({"steps": 10, "minimum": 1.0}, "larger than lr"),
+    ],
+)
+def test_decays_that_do_not_fall_are_refused(kind: str, raw: dict[str, Any], message: str):
+    with pytest.raises(ValidationError, match=message):
+        schedules.parse({"kind": kind, **raw})
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
