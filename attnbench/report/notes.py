@@ -25,7 +25,7 @@ def notes(experiment: Experiment, rows: Sequence[Row], view: View, ranks: Ranks,
         *_outcomes(done),
         *_unknown(rows, view),
         *_legend(rows, view, ranks),
-        *_scores(done, view),
+        *_scores(rows, view),
         *compared.notes,
         *_origin(done),
     ]
@@ -83,20 +83,30 @@ def _legend(rows: Sequence[Row], view: View, ranks: Ranks) -> list[str]:
         marks.append("bold: best")
     if any(rank.kind == "tied" for rank in ranks.values()):
         marks.append(
-            f"underlined: not significantly worse than the best (paired bootstrap over the sentences of common seeds, "
-            f"{SAMPLES} samples, p >= {LEVEL})"
+            f"underlined: not significantly worse than the best (paired bootstrap over the {_units(rows)[0]} of common "
+            f"seeds, {SAMPLES} samples, p >= {LEVEL})"
         )
     return ["; ".join([said, *marks])]
 
 
-def _scores(done: Sequence[Cell], view: View) -> list[str]:
+def _units(rows: Sequence[Row]) -> tuple[str, str]:
+    """What is tested, and what is one input."""
+    tasks = [cell.spec.get("task", {}) for row in rows for cell in row.done]
+    if not any(task.get("kind") == "document" for task in tasks):
+        return "sentences", "sentences"
+    return "documents", "blocks" if any(task.get("block") for task in tasks) else "sentences"
+
+
+def _scores(rows: Sequence[Row], view: View) -> list[str]:
     lines = []
+    done = [cell for row in rows for cell in row.done]
     for metric in dict.fromkeys((*view.values, *view.extra)):
         signatures = dict.fromkeys(cell.signatures[metric] for cell in done if metric in cell.signatures)
         lines += [f"{names.title(metric)}: {signature}" for signature in signatures]
     samples = sorted({cell.samples["attended"] for cell in done if "attended" in cell.samples})
     if samples:
-        lines.append(f"attended: positions with weight above 0, mean over the queries of {_list(samples)} sentences")
+        of = f"{_list(samples)} {_units(rows)[1]}"
+        lines.append(f"attended: positions with weight above 0, mean over the queries of {of}")
     return lines
 
 

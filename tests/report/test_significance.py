@@ -124,6 +124,17 @@ def test_documents_are_tested_as_lines_are(run):
     assert p(run.root, "near", "test/d_bleu") == want
 
 
+def test_notes_say_what_was_tested_and_what_was_read(run):
+    page = render(run.root, "md")
+    assert "over the sentences of common seeds" in page
+    assert "the queries of 256 sentences" in page
+    for path in run.root.rglob("spec.yaml"):
+        path.write_text(path.read_text() + "task: {kind: document, block: 128}\n")
+    page = render(run.root, "md")
+    assert "over the documents of common seeds" in page
+    assert "the queries of 256 blocks" in page
+
+
 def test_no_test_of_what_is_no_bleu(run):
     assert p(run.root, "near", "test/chrf") is None
     assert p(run.root, "near", "valid/loss") is None
