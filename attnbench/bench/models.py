@@ -94,7 +94,7 @@ def task() -> Task:
 
 def training(size: str, transform: str, count: int, runtime: Runtime) -> Case:
     """Updates as a training makes them: forward, backward, clipping, Adam. Work: target tokens, EOS counted."""
-    bound, given = task(), batches(count, runtime.device)
+    bound, given = task(), batches(count, torch.device("cpu"))  # as the data give them
     model = build(size, TRANSFORMS[transform], runtime.device).train()
     optimizer = AdamSpec().build(model.parameters())
 
@@ -115,8 +115,10 @@ def _off_definition(bound: Task, model: Seq2SeqModel, batch: Batch, runtime: Run
 
     def measured(place: Runtime) -> tuple[float, torch.Tensor]:
         model.zero_grad()
-        total, _, tokens = accumulate(bound, model, [batch], SMOOTHING, place)
-        return total / tokens, torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None])
+        totals, tokens = accumulate(bound, model, [batch], SMOOTHING, place)
+        return totals[0].item() / tokens, torch.cat(
+            [each.grad.flatten() for each in model.parameters() if each.grad is not None]
+        )
 
     model.eval()
     with native.off():

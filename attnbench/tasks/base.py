@@ -55,7 +55,7 @@ class Task(Protocol):
         ...
 
     def loss(self, model: Any, batch: Any, smoothing: float) -> Loss:
-        """The summed loss of one batch, on the model's device."""
+        """The summed loss, on the model's device, of one batch as the data give it."""
         ...
 
     def validate(self, model: Any, data: Any, split: str, tokens: int) -> dict[str, float]:

@@ -12,7 +12,7 @@ import torch
 
 from attnbench.core.errors import AttnbenchError
 from attnbench.core.packed import packed
-from attnbench.core.tree import map_batch
+from attnbench.core.tree import X, map_batch
 from attnbench.data.base import BOS, EOS, PAD, Batch
 from attnbench.data.corpus import Data
 from attnbench.data.datasets.base import SPLITS
@@ -111,17 +111,17 @@ class PairTask(ABC):
         return int(batch.target_valid.sum())
 
     def loss(self, model: Seq2SeqModel, batch: Batch, smoothing: float) -> Loss:
+        rows = batch.target_valid.flatten().nonzero()[:, 0]  # padding never reaches the vocabulary
+        batch, rows = to_device((batch, rows), next(model.parameters()).device)
         memory = model.encode(source_of(batch))
-        hidden = model.decode(memory, batch.target_in).hidden
-        valid = batch.target_valid  # padding never reaches the vocabulary
-        return Loss(*output_loss(model, hidden[valid], batch.target_out[valid], smoothing))
+        hidden = model.decode(memory, batch.target_in).hidden.flatten(0, 1).index_select(0, rows)
+        return Loss(*output_loss(model, hidden, batch.target_out.flatten().index_select(0, rows), smoothing))
 
     @torch.no_grad()
     def validate(self, model: Seq2SeqModel, data: Data, split: str, tokens: int) -> dict[str, float]:
-        device = next(model.parameters()).device
         nats, count = 0.0, 0
         for batch in data.eval_batches(split, tokens=tokens):
-            nats += self.loss(model, to_device(batch, device), 0.0).nll.item()
+            nats += self.loss(model, batch, 0.0).nll.item()
             count += self.count(batch)
         return {"loss": nats / max(1, count), "ppl": perplexity(nats, count) or float("nan")}
 
@@ -210,8 +210,15 @@ def _or_shorter(recipe: Recipe, split: str) -> str:
     return ", or lower task.max_length (in words)" if split == "train" else ""
 
 
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    return map_batch(lambda tensor: tensor.to(device), batch)
+def to_device(tree: X, device: torch.device) -> X:
+    """To a GPU without waiting for it: what is asked of it next finds the tensors there."""
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        if device.type == "cuda" and tensor.device.type == "cpu":
+            return tensor.pin_memory().to(device, non_blocking=True)
+        return tensor.to(device)
+
+    return map_batch(move, tree)
 
 
 def _lessons(aligned: Data) -> tuple[list[Source], list[Source]]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import nn
 
-from attnbench.core.tree import map_batch
 from attnbench.data.base import Cursor
 from attnbench.search.base import Searcher
 from attnbench.tasks.base import EVAL_TOKENS, Task
@@ -54,6 +53,14 @@ class Ending(NamedTuple):
     epoch: int
     text: str
     seen: str = ""
+
+
+class Update(NamedTuple):
+    """One whose numbers may be on their way from the device: summed loss and nll, the gradient's norm if taken."""
+
+    step: int
+    tokens: int
+    numbers: Callable[[], list[float]]
 
 
 class Outcome(NamedTuple):
@@ -106,28 +113,39 @@ def train(
         return Outcome(state, ending, before)
     stream = data.batches(seed, tokens=spec.batch_tokens, start=Cursor(*state.cursor))
     model.train()
+    under_way: list[Update] = []
     clock = time.perf_counter()
     while True:
         pairs = list(itertools.islice(stream, spec.accumulate))
-        batches = [map_batch(lambda tensor: tensor.to(runtime.device), batch) for _, batch in pairs]
+        batches = [batch for _, batch in pairs]
         step = state.step + 1
+        logs = step % spec.log_every == 0
         rate = spec.schedule.rate(step, width)
         set_rate(optimizer, rate)
-        loss, nll, tokens = accumulate(task, model, batches, spec.label_smoothing, runtime)
-        norm = clip(model, spec.clip) if spec.clip or step % spec.log_every == 0 else None
-        if not math.isfinite(loss) or (norm is not None and not math.isfinite(norm)):
-            reason = f"{_place(task, model, batches, spec, runtime)} is not finite"
-            return _diverged(step, reason, state, recorder, before)
+        totals, tokens = accumulate(task, model, batches, spec.label_smoothing, runtime)
+        if spec.clip or logs:
+            totals = torch.cat([totals, clip(model, spec.clip)[None].to(totals.dtype)])
+        under_way.append(Update(step, tokens, runtime.fetch(totals)))
+        failed, norm = _read(under_way, runtime.ahead(), state)
+        if failed is not None:
+            # weights that went on are spoilt all over: where it began can no longer be seen in them
+            where = _place(task, model, batches, spec, runtime) if failed == step else "the loss or the gradient"
+            return _diverged(failed, f"{where} is not finite", state, recorder, before)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         epoch_ends = pairs[-1][0][0] > state.cursor[0]
         state.step, state.cursor = step, tuple(pairs[-1][0])
         state.tokens += tokens
+        validates = epoch_ends if spec.validate_every == "epoch" else step % spec.validate_every == 0
+        if under_way and (logs or epoch_ends or validates or _end(state, spec)):
+            failed, norm = _read(under_way, 0, state)
+            if failed is not None:
+                return _diverged(failed, "the loss or the gradient is not finite", state, recorder, before)
         seconds, clock = time.perf_counter() - clock, time.perf_counter()
         state.seconds += seconds
         for window in (state.window, state.passed):
-            window.add(loss, nll, tokens, seconds)
-        if step % spec.log_every == 0:
+            window.seconds += seconds
+        if logs:
             recorder.log(_line(state, rate, norm, runtime))
             state.window = Window()
         passed = state.passed
@@ -135,7 +153,7 @@ def train(
             _watch(state, passed)
             state.passed = Window()
         ending = _ending(state, spec)
-        if ending or (epoch_ends if spec.validate_every == "epoch" else step % spec.validate_every == 0):
+        if ending or validates:
             line = _validate(task, model, data, spec, state, runtime, validator)
             if not math.isfinite(line["valid/loss"]):  # such weights are not kept
                 reason = f"the validation loss is not finite, nor is {_place(task, model, batches, spec, runtime)}"
@@ -150,6 +168,23 @@ def train(
             clock = time.perf_counter()
         if ending:
             return Outcome(state, ending, before)
+
+
+def _read(under_way: list[Update], ahead: int, state: TrainState) -> tuple[int | None, float | None]:
+    """Enter the numbers of all but the `ahead` newest updates, which are taken off the list.
+
+    Returns the update that had one that is not finite, if any, and the norm of the last gradient read.
+    """
+    norm = None
+    while len(under_way) > ahead:
+        update = under_way.pop(0)
+        loss, nll, *norms = update.numbers()
+        if not all(map(math.isfinite, (loss, *norms))):
+            return update.step, None
+        norm = norms[0] if norms else None
+        for window in (state.window, state.passed):
+            window.add(loss, nll, update.tokens)
+    return None, norm
 
 
 def _line(state: TrainState, rate: float, norm: float | None, runtime: Runtime) -> dict[str, Any]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from attnbench.core.errors import MissingExtraError, SpecError
 
@@ -25,6 +27,25 @@ class Runtime:
         if self.precision == "bf16":
             return torch.autocast(self.device.type, torch.bfloat16)
         return nullcontext()
+
+    def ahead(self) -> int:
+        """Updates that are begun before the numbers of the one before have come: a GPU is kept busy that way."""
+        return int(self.device.type == "cuda")
+
+    def fetch(self, values: Tensor) -> Callable[[], list[float]]:
+        """Begin to bring numbers from the device. Calling what is returned waits for them, not for what came later."""
+        if self.device.type != "cuda":
+            return values.tolist
+        here = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        here.copy_(values, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record(torch.cuda.current_stream(self.device))
+
+        def numbers() -> list[float]:
+            copied.synchronize()
+            return here.tolist()
+
+        return numbers
 
     def peak_memory_mb(self) -> float | None:
         """Most device memory taken so far; None on a processor."""

@@ -25,11 +25,10 @@ class Window:
     tokens: int = 0
     seconds: float = 0.0
 
-    def add(self, loss: float, nll: float, tokens: int, seconds: float) -> None:
+    def add(self, loss: float, nll: float, tokens: int) -> None:
         self.loss += loss
         self.nll += nll
         self.tokens += tokens
-        self.seconds += seconds
 
 
 @dataclass

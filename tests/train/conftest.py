@@ -129,9 +129,9 @@ class Toy:
     def __call__(self) -> Outcome:
         self.model = toy_model()
         seed_everything(2)
+        options: dict[str, Any] = {"runtime": Runtime(torch.device("cpu"), self.spec.precision), **self.options}
         return train(
-            self.task, self.model, ToyData(), self.spec, seed=3, width=16, recorder=self.log,
-            runtime=Runtime(torch.device("cpu"), self.spec.precision), **self.options,
+            self.task, self.model, ToyData(), self.spec, seed=3, width=16, recorder=self.log, **options
         )  # fmt: skip
 
 
@@ -160,8 +160,12 @@ class Toys:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def __call__(self, task: ToyTask | None = None, *, validator: Any = None, name: str = "run", **fields: Any) -> Toy:
-        return Toy(self.folder / name, toy_spec(**fields), task, validator=validator)
+    def __call__(
+        self, task: ToyTask | None = None, *, validator: Any = None, runtime: Runtime | None = None, name: str = "run",
+        **fields: Any,
+    ) -> Toy:  # fmt: skip
+        options = {} if runtime is None else {"runtime": runtime}
+        return Toy(self.folder / name, toy_spec(**fields), task, validator=validator, **options)
 
 
 @pytest.fixture
