@@ -83,6 +83,20 @@ template <int N, class X, size_t D> inline void horner(X* p, const X* x, const f
 template <int N = 1> inline void power(V<Float>* x) {
     constexpr float terms[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
                                4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
+#ifdef __AVX512F__
+    V<Float> turns[N], left[N], found[N];
+    for (int i = 0; i < N; ++i) {
+        V<Float> kept = smaller<Float>(larger<Float>(x[i], all<Float>(-87.3f)), all<Float>(88.3f));
+        turns[i] = (V<Float>)_mm512_roundscale_ps((__m512)(kept * 1.44269504f), 0);
+        left[i] = kept - turns[i] * 0.693359375f + turns[i] * 2.12194440e-4f;
+    }
+    horner<N>(found, left, terms);
+    for (int i = 0; i < N; ++i) {
+        V<Float> near = found[i] * left[i] * left[i] + left[i] + 1.0f;
+        __mmask16 seen = _mm512_cmp_ps_mask((__m512)x[i], _mm512_set1_ps(-87.3f), _CMP_NLT_UQ);
+        x[i] = (V<Float>)_mm512_maskz_scalef_ps(seen, (__m512)near, (__m512)turns[i]);
+    }
+#else
     M<Float> n[N];
     V<Float> r[N], p[N];
     for (int i = 0; i < N; ++i) {
@@ -99,6 +113,7 @@ template <int N = 1> inline void power(V<Float>* x) {
         std::memcpy(&scale, &bits, sizeof scale);
         x[i] = x[i] < -87.3f ? V<Float>{} : (p[i] * r[i] * r[i] + r[i] + 1.0f) * scale;
     }
+#endif
 }
 template <int N = 1> inline void power(V<Double>* x) {
     for (int i = 0; i < N; ++i)
@@ -111,6 +126,13 @@ template <int N = 1> inline void logarithm(V<Float>* x) {
                                -1.6668057665e-1f, 2.0000714765e-1f,  -2.4999993993e-1f, 3.3333331174e-1f};
     V<Float> m[N], p[N], whole[N];
     for (int i = 0; i < N; ++i) {
+#ifdef __AVX512F__
+        __m512 part = _mm512_getmant_ps((__m512)x[i], _MM_MANT_NORM_1_2, _MM_MANT_SIGN_zero);
+        __m512 exponent = _mm512_getexp_ps((__m512)x[i]);
+        __mmask16 high = _mm512_cmp_ps_mask(part, _mm512_set1_ps(1.41421356f), _CMP_GE_OQ);
+        whole[i] = (V<Float>)_mm512_mask_add_ps(exponent, high, exponent, _mm512_set1_ps(1.0f));
+        m[i] = (V<Float>)_mm512_mask_mul_ps(part, high, part, _mm512_set1_ps(0.5f)) - 1.0f;
+#else
         M<Float> bits;
         std::memcpy(&bits, &x[i], sizeof bits);
         M<Float> n = (bits >> 23) - 126;
@@ -119,6 +141,7 @@ template <int N = 1> inline void logarithm(V<Float>* x) {
         M<Float> low = m[i] < 0.707106781f;
         whole[i] = __builtin_convertvector(n + low, V<Float>);  // a true lane is -1
         m[i] = (low ? m[i] + m[i] : m[i]) - 1.0f;
+#endif
     }
     horner<N>(p, m, terms);
     for (int i = 0; i < N; ++i) {
@@ -226,7 +249,7 @@ template <class F, int P> struct Block {
             for (int j = 0; j < n; ++j) x[j] = (spoilt & (x[j] > 0)) ? all<F>(std::nan("")) : x[j];
     }
 
-    // the centred scores above `bound` of each row alone, the others having no weight in any case
+    // the scores above `bound` of each row alone, the others having no weight in any case
     Block above(V<F> bound) const {
         if constexpr (P < F::W) return *this;
         using T = typename F::T;
@@ -404,8 +427,11 @@ template <class F, int P> void entmax15(Block<F, P> b) {
     b.share(sum<F, P>(total), top);
 }
 
-// alpha = 1 + e, e in (0, 1]: p = r^(1/e) with r = [1 + e (d - t)]_+ of N vectors; mass and slope grow by p and p/r.
-template <class F, int N> inline void weigh(const V<F>* d, V<F>* p, V<F> t, V<F> e, V<F> inverse, V<F>& mass, V<F>& slope) {
+// alpha = 1 + e, e in (0, 1]: p = r^(1/e) with r = [1 + e (d - t)]_+ of N vectors; the sums grow by p, p/r and p/r^2.
+template <class F> struct Masses {
+    V<F> mass{}, slope{}, bend{};
+};
+template <class F, int N> inline void weigh(const V<F>* d, V<F>* p, V<F> t, V<F> e, V<F> inverse, Masses<F>& sums) {
     V<F> base[N], r[N], log[N];
     for (int i = 0; i < N; ++i) {
         base[i] = larger<F>((d[i] - t) * e, all<F>(-1));
@@ -418,30 +444,68 @@ template <class F, int N> inline void weigh(const V<F>* d, V<F>* p, V<F> t, V<F>
     power<N>(log);
     for (int i = 0; i < N; ++i) {
         p[i] = r[i] > TINY<F> ? log[i] : V<F>{};
-        mass += p[i];
-        slope += p[i] / r[i];
+        V<F> upside = 1 / r[i], steep = p[i] * upside;
+        sums.mass += p[i];
+        sums.slope += steep;
+        sums.bend += steep * upside;
     }
 }
 
-// Newton's method on (sum p)^e = 1. It begins on the parabola through t at e = 0 (log of the sum of e^d), 1/2 and 1,
-// which lies near the root.
+// A threshold near that of e. The largest weight, (1 - e t)^(1/e), runs nearly straight from e = 0, where it is one over
+// the sum of e^d, to 1/2 and from there to 1; at these two the threshold is exact.
+template <class F, int P> V<F> near_threshold(Block<F, P> b, V<F> e) {
+    using T = typename F::T;
+    V<F> tau = threshold15<F, P>(b.x, b.n), half = tau * tau, largest = half;
+    M<F> lower = e < (T)0.5, upper = e > (T)0.5;
+    if (any<F, 1>(lower)) {
+        for (int j = 0; j < b.n; ++j) b.other[j] = b.x[j];
+        V<F> soft = 1 / larger<F>(sum<F, P>(Block<F, P>{b.other, nullptr, b.n}.power_all()), all<F>(1));
+        largest = lower ? soft + (half - soft) * (2 * e) : largest;
+    }
+    V<F> flat = half;
+    if (any<F, 1>(upper)) {
+        flat = -threshold2<F, P>(b.x, b.n);
+        largest = upper ? half + (flat - half) * (2 * e - 1) : largest;
+    }
+    V<F> t = (1 - power_of(e * log_of<F>(largest))) / e;
+    t = e == (T)0.5 ? 2 * (tau + 1) : t;
+    return e == (T)1 ? 1 - flat : t;
+}
+
+// 1 - mass^-e: near 1, where all rounds but the first are, by its series
+template <class F, int P> V<F> one_less_power(V<F> mass, V<F> e) {
+    using T = typename F::T;
+    if constexpr (F::W == 16) {
+        V<F> u = mass - 1;
+        M<F> far = ~((u < (T)0.01) & (u > (T)-0.01));
+        if (!any<F, P>(far)) {
+            V<F> x = e * u * (1 - u * ((T)0.5 - u * ((T)(1.0 / 3) - u * (T)0.25)));
+            return x * (1 - x * ((T)0.5 - x * ((T)(1.0 / 6) - x * (T)(1.0 / 24))));
+        }
+    }
+    return -expm1<F>(-e * log_of<F>(mass));
+}
+
+// Solves (sum p)^e = 1 by two of Halley's rounds, which may land on either side, then Newton's: the first of these lands
+// below, as the sum is convex, and the others climb.
 template <class F, int P> void entmax(Block<F, P> whole, V<F> e) {
+    using T = typename F::T;
     V<F> top = whole.top(), inverse = 1 / e, total{};
     whole.centre(top);
     Block<F, P> b = whole.above(-inverse);
-    for (int j = 0; j < b.n; ++j) b.other[j] = b.x[j];
-    V<F> soft = log_of<F>(sum<F, P>(Block<F, P>{b.other, nullptr, b.n}.power_all()));
-    V<F> half = 2 * (threshold15<F, P>(b.x, b.n) + 1), flat = threshold2<F, P>(b.x, b.n) + 1;
-    V<F> t = soft * (1 - e) * (1 - 2 * e) + half * 4 * e * (1 - e) + flat * e * (2 * e - 1);
+    V<F> t = near_threshold(b, e);
     for (int round = 0; round < ROUNDS; ++round) {
-        V<F> mass{}, slope{};
+        Masses<F> sums;
         int j = 0;
-        for (; j + STEP <= b.n; j += STEP) weigh<F, STEP>(b.x + j, b.other + j, t, e, inverse, mass, slope);
-        for (; j < b.n; ++j) weigh<F, 1>(b.x + j, b.other + j, t, e, inverse, mass, slope);
-        total = mass = sum<F, P>(mass);
-        slope = sum<F, P>(slope);
-        V<F> step = -mass * expm1<F>(-e * log_of<F>(mass)) / (e * slope);
-        if (round == 0) {  // from above a step lands below; 0 is below; NaN: no living key
+        for (; j + STEP <= b.n; j += STEP) weigh<F, STEP>(b.x + j, b.other + j, t, e, inverse, sums);
+        for (; j < b.n; ++j) weigh<F, 1>(b.x + j, b.other + j, t, e, inverse, sums);
+        V<F> mass = total = sum<F, P>(sums.mass), slope = sum<F, P>(sums.slope);
+        V<F> step = mass * one_less_power<F, P>(mass, e) / (e * slope);
+        if (round < 2) {  // what the curve takes from or adds to the step; at the edge of a support it is no guide
+            V<F> bent = 1 + step * (1 - e) * (slope / mass - sum<F, P>(sums.bend) / slope) * (T)0.5;
+            step /= bent == bent ? smaller<F>(larger<F>(bent, all<F>((T)0.5)), all<F>(2)) : all<F>(1);
+        }
+        if (round <= 2) {  // 0 is below; NaN: no living key
             V<F> moved = t + step;
             moved = moved > 0 ? moved : V<F>{};
             M<F> still = (moved - t < 2 * EPS<F>) & (t - moved < 2 * EPS<F>);
@@ -680,21 +744,39 @@ template <class F> struct Back {
     }
 
     template <int P> void block(V<F>* p, int64_t row, int rows) const {
-        int n = (int)((shape.keys + P - 1) / P);
-        V<F>* g = p + n;
+        using T = typename F::T;
+        int n = (int)((shape.keys + P - 1) / P), m = n, kept = -1;
+        V<F>*g = p + n, *q = p;
+        int32_t* place = nullptr;
         gather<F, P>(p, Reader{weights, shape.keys}, row, rows, shape.keys, V<F>{});
         gather<F, P>(g, Reader{grad, shape.keys}, row, rows, shape.keys, V<F>{});
-        this->template slopes<P>(p, g, n, row, rows);
+        if constexpr (P == F::W) {  // of a row alone, its support is enough
+            M<F> strange{};
+            for (int j = 0; j < n; ++j) strange |= p[j] != p[j];
+            if (!any<F, 1>(strange)) {
+                q = p + 2 * n;
+                place = (int32_t*)(p + 3 * n + 1);
+                kept = pack(p, n, (T)0, (T*)q, place, F{});
+                m = (kept + F::W - 1) / F::W;
+                for (int i = 0; i < kept; ++i) ((T*)g)[i] = ((T*)g)[place[i]];
+                for (int i = kept; i < m * F::W; ++i) ((T*)q)[i] = 0;
+            }
+        }
+        this->template slopes<P>(q, g, m, row, rows);
         if (!out) return;
         V<F> all_q{}, taken{};
-        for (int j = 0; j < n; ++j) {
-            all_q += p[j];
-            taken += p[j] != 0 ? p[j] * g[j] : V<F>{};
+        for (int j = 0; j < m; ++j) {
+            all_q += q[j];
+            taken += q[j] != 0 ? q[j] * g[j] : V<F>{};
         }
         V<F> mean = sum<F, P>(taken) / larger<F>(sum<F, P>(all_q), all<F>(TINY<F>));
-        for (int j = 0; j < n; ++j) {
-            V<F> found = p[j] * (g[j] - mean);
-            p[j] = p[j] != 0 ? found : V<F>{};
+        for (int j = 0; j < m; ++j) {
+            V<F> found = q[j] * (g[j] - mean);
+            q[j] = q[j] != 0 ? found : V<F>{};
+        }
+        if (kept >= 0) {
+            for (int j = 0; j < n; ++j) p[j] = V<F>{};
+            for (int i = 0; i < kept; ++i) ((T*)p)[place[i]] = ((const T*)q)[i];
         }
         scatter<F, P>(p, out, row, rows, shape.keys);
     }
