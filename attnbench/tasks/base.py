@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -36,6 +36,7 @@ class Metrics(NamedTuple):
     outputs: Mapping[str, list[str]]
 
 
+@runtime_checkable
 class Task(Protocol):
     """A task that is bound to its spec. Data is whatever open() returns."""
 

@@ -37,7 +37,6 @@ class Scored(nn.Module):
         if site.pattern.drawn:  # a buffer: weights that are loaded elsewhere bring their draw along
             self.register_buffer("draw", torch.tensor(torch.initial_seed() & 0x7FFFFFFF))
             self.draw: Tensor
-            self._drawn: tuple[Tensor, int, int] | None = None
         self.choice = choose(site, role, dropout)
         self.kernel = site.transform.fused
         self.heads = dims.heads
@@ -52,17 +51,11 @@ class Scored(nn.Module):
         if self.pattern.drawn:
             lengths = self._lengths(memory, positions)
             rows = 1 if lengths is None else len(lengths)
-            rule = self.pattern.mask_mod(self.role, self.layer, lengths=lengths, seed=self._seed())
+            rule = self.pattern.mask_mod(self.role, self.layer, lengths=lengths, seed=int(self.draw))
         if rule is None:
             return allowed
         mask = dense(rule, positions, self.heads, rows)
         return mask if allowed is None else allowed & mask
-
-    def _seed(self) -> int:
-        """The draw as a number, for which its device is asked once and not at every step."""
-        if self._drawn is None or self._drawn[0] is not self.draw or self._drawn[1] != self.draw._version:
-            self._drawn = self.draw, self.draw._version, int(self.draw)
-        return self._drawn[2]
 
     def _lengths(self, memory: Memory, positions: Positions) -> Int[Tensor, "#B"] | None:
         """How many keys each row has; None where a query looks back and the future does not count."""
@@ -167,7 +160,7 @@ class Scored(nn.Module):
         if self.choice.backend != "banded" or len(positions.q) != length or length < self.choice.since:
             return None
         lengths = self._lengths(memory, positions) if self.pattern.drawn else None
-        seed = self._seed() if self.pattern.drawn else 0
+        seed = int(self.draw) if self.pattern.drawn else 0
         return self.pattern.layout(self.role, self.layer, lengths=lengths, seed=seed)
 
     def _banded(
