@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from attnbench.attention.library import build_transform
+from attnbench.attention.catalog import build_transform
 from attnbench.attention.spec import AttentionSpec
 from attnbench.attention.types import Dims, Positions
 from attnbench.bench.ops import HEAD, Attention, both_ways, mixer, on_a_gpu

@@ -52,13 +52,13 @@ def a_batch() -> Batch:
     return Batch(words, source_valid, words, words, target_valid, torch.arange(4))
 
 
-SELF = {"cross": {"transform": "softmax", "pattern": "full"}}
+DENSE_CROSS = {"cross": {"transform": "softmax", "pattern": "full"}}
 ATTENTION: dict[str, Any] = {
     "softmax": {},
     "top-k": {"default": {"transform": "topk", "budget": 4}},
-    "top-k out of window": {"default": {"transform": "topk_oow", "budget": 4}, **SELF},
+    "top-k out of window": {"default": {"transform": "topk_oow", "budget": 4}, **DENSE_CROSS},
     **{
-        name: {"default": {"pattern": name, "budget": 4}, **SELF}
+        name: {"default": {"pattern": name, "budget": 4}, **DENSE_CROSS}
         for name in ("window", "dilated", "block", "global")  # those that draw ask for their draw
     },
     "fixed memory": {"cross": {"module": {"kind": "fixed_memory", "slots": 4}}},

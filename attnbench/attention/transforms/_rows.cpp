@@ -427,10 +427,10 @@ template <class F, int P> void entmax15(Block<F, P> b) {
     b.share(sum<F, P>(total), top);
 }
 
-// alpha = 1 + e, e in (0, 1]: p = r^(1/e) with r = [1 + e (d - t)]_+ of N vectors; the sums grow by p, p/r and p/r^2.
-template <class F> struct Masses {
+template <class F> struct Masses {  // sums over the keys of p, p/r and p/r^2
     V<F> mass{}, slope{}, bend{};
 };
+// alpha = 1 + e, e in (0, 1]: p = r^(1/e) with r = [1 + e (d - t)]_+ of N vectors, and what they add to the sums
 template <class F, int N> inline void weigh(const V<F>* d, V<F>* p, V<F> t, V<F> e, V<F> inverse, Masses<F>& sums) {
     V<F> base[N], r[N], log[N];
     for (int i = 0; i < N; ++i) {
@@ -444,10 +444,10 @@ template <class F, int N> inline void weigh(const V<F>* d, V<F>* p, V<F> t, V<F>
     power<N>(log);
     for (int i = 0; i < N; ++i) {
         p[i] = r[i] > TINY<F> ? log[i] : V<F>{};
-        V<F> upside = 1 / r[i], steep = p[i] * upside;
+        V<F> over_r = 1 / r[i], steep = p[i] * over_r;
         sums.mass += p[i];
         sums.slope += steep;
-        sums.bend += steep * upside;
+        sums.bend += steep * over_r;
     }
 }
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from attnbench.attention.backends import fused
 from attnbench.attention.backends.base import choose
-from attnbench.attention.library import build_transform
+from attnbench.attention.catalog import build_transform
 from attnbench.attention.modules.base import Site
 from attnbench.attention.modules.multihead import MultiHead
 from attnbench.attention.patterns.base import patterns

@@ -17,7 +17,7 @@ from scipy.optimize import brentq
 from scipy.special import logsumexp
 from torch import Tensor
 
-from attnbench.attention.library import build_transform
+from attnbench.attention.catalog import build_transform
 from attnbench.attention.transforms._bounded import FEASIBLE, Bounded
 from attnbench.attention.transforms.csoftmax import CSOFTMAX
 from attnbench.attention.transforms.csparsemax import CSPARSEMAX

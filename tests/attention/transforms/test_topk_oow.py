@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnbench.attention.library import build_transform
+from attnbench.attention.catalog import build_transform
 from attnbench.attention.modules.base import Site
 from attnbench.attention.modules.multihead import MultiHeadSpec
 from attnbench.attention.patterns.full import FullSpec

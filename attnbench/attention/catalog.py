@@ -1,4 +1,4 @@
-"""The library face of the attention floor: build a transform or a pattern by name, and list every mechanism."""
+"""Every mechanism of attention by its name: build a transform or a pattern, and list them all."""
 
 from __future__ import annotations
 
