@@ -139,28 +139,27 @@ def forward(
         high = centre + tl.maximum(tl.abs(centre), 1.0) * 1e-6
         above = living
         going = tl.max((above > count).to(tl.int32), 0)
-        while going > 0:
-            step = (high - t) * 0.25
-            one, two, three = t + step, t + 2 * step, t + 3 * step
-            first_count = tl.zeros([BLOCK_M], tl.float32)
-            second_count = tl.zeros([BLOCK_M], tl.float32)
-            third_count = tl.zeros([BLOCK_M], tl.float32)
-            for n in range(0, end, BLOCK_N):
-                alive = _alive(valid_of, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
-                s = _scores(q, _load(keys_of, keys, kn, n, width, BLOCK_N, WIDTH), alive, scale)
-                first_count += tl.sum((alive & (s >= one[:, None])).to(tl.float32), 1)
-                second_count += tl.sum((alive & (s >= two[:, None])).to(tl.float32), 1)
-                third_count += tl.sum((alive & (s >= three[:, None])).to(tl.float32), 1)
-            between = (two > t) & (two < high) & (above > count)
-            high = tl.where(first_count < count, one, tl.where(second_count < count, two,
-                            tl.where(third_count < count, three, high)))  # fmt: skip
-            above = tl.where(third_count >= count, third_count, tl.where(second_count >= count, second_count,
-                             tl.where(first_count >= count, first_count, above)))  # fmt: skip
-            t = tl.where(third_count >= count, three, tl.where(second_count >= count, two,
-                         tl.where(first_count >= count, one, t)))  # fmt: skip
-            rounds += 1
-            going = tl.max((between & (above > count)).to(tl.int32), 0)
-            going = tl.where(rounds >= ROUNDS, 0, going)
+        for _ in range(ROUNDS):  # a `while` here is more than Triton 3.6 can lay out
+            if going > 0:
+                step = (high - t) * 0.25
+                one, two, three = t + step, t + 2 * step, t + 3 * step
+                first_count = tl.zeros([BLOCK_M], tl.float32)
+                second_count = tl.zeros([BLOCK_M], tl.float32)
+                third_count = tl.zeros([BLOCK_M], tl.float32)
+                for n in range(0, end, BLOCK_N):
+                    alive = _alive(valid_of, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+                    s = _scores(q, _load(keys_of, keys, kn, n, width, BLOCK_N, WIDTH), alive, scale)
+                    first_count += tl.sum((alive & (s >= one[:, None])).to(tl.float32), 1)
+                    second_count += tl.sum((alive & (s >= two[:, None])).to(tl.float32), 1)
+                    third_count += tl.sum((alive & (s >= three[:, None])).to(tl.float32), 1)
+                between = (two > t) & (two < high) & (above > count)
+                high = tl.where(first_count < count, one, tl.where(second_count < count, two,
+                                tl.where(third_count < count, three, high)))  # fmt: skip
+                above = tl.where(third_count >= count, third_count, tl.where(second_count >= count, second_count,
+                                 tl.where(first_count >= count, first_count, above)))  # fmt: skip
+                t = tl.where(third_count >= count, three, tl.where(second_count >= count, two,
+                             tl.where(first_count >= count, one, t)))  # fmt: skip
+                going = tl.max((between & (above > count)).to(tl.int32), 0)
     else:
         while going > 0:
             mass_sum = tl.zeros([BLOCK_M], tl.float32)

@@ -48,6 +48,27 @@ def test_it_equals_the_definition(kind, role, length):
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("kind", PATTERNS)
+@pytest.mark.parametrize("role", ["encoder_self", "decoder_self"])
+@pytest.mark.parametrize("length", [30, 150])
+def test_values_and_gradients_equal_the_definition_on_a_gpu(kind, role, length):
+    torch.manual_seed(0)
+    states = [torch.randn(2, 2, length, 32).cuda().requires_grad_() for _ in range(3)]
+    valid = torch.ones(2, length, dtype=torch.bool, device="cuda")
+    valid[1, length // 2 :] = False
+    rule, at = pattern(kind).mask_mod(role), torch.arange(length, device="cuda")
+    score = ScaledDot(Dims(query_width=32)).cuda()
+    found = flex.attend(*states, rule=rule, scale=32**-0.5, valid=valid)
+    wanted, _ = attend(*states, score=score, transform=softmax, positions=Positions(at, at), rule=rule, valid=valid)
+    upstream = torch.randn_like(wanted)
+    for mine, theirs in zip(
+        [found, *torch.autograd.grad(found, states, upstream)],
+        [wanted, *torch.autograd.grad(wanted, states, upstream)], strict=True,
+    ):  # fmt: skip
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+
+
 def test_a_module_takes_it_for_full_passes_and_the_definition_for_steps():
     torch.manual_seed(0)
     module = MultiHead(site(), "decoder_self", 32, Dims(0, 2, 32, 32), 0.0).eval()

@@ -1,0 +1,98 @@
+"""Every model computes on a GPU what it computes on a processor, and an update there waits for nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attnbench.core.tree import map_batch
+from attnbench.models.base import Sizes, models
+from attnbench.search.base import Limits, searches
+from attnbench.tasks.base import tasks
+from attnbench.train.optim import optimizers, set_rate
+from attnbench.train.runtime import Runtime
+from attnbench.train.step import accumulate, clip
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+
+def neighbour(path: str) -> Any:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, Path(__file__).parent / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+laws, steps = neighbour("test_models.py"), neighbour("../train/test_step.py")
+
+
+def moved(tree: Any) -> Any:
+    return map_batch(lambda tensor: tensor.cuda(), tree)
+
+
+@laws.EACH
+def test_outputs_and_gradients_are_those_of_a_processor(raw: dict[str, Any]):
+    model, found = laws.build(raw), []
+    source, target_in, valid = laws.batch()
+    upstream = torch.randn(*valid.shape, laws.VOCABULARY, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    upstream[~valid] = 0  # what stands past the end of a sentence is not promised
+    for place in (lambda tree: tree, moved):
+        model = model.cuda() if place is moved else model
+        model.zero_grad()
+        logits = laws.logits(model, place(source), place(target_in))
+        (logits * place(upstream)).sum().backward()
+        slopes = [each.grad.cpu() for each in model.parameters() if each.grad is not None]
+        found.append([logits.detach().cpu()[valid], *slopes])
+    for mine, theirs in zip(*found, strict=True):
+        laws.close(mine, theirs, 1e-9)
+
+
+@laws.EACH
+@pytest.mark.parametrize("search", ["greedy", {"kind": "beam", "size": 3}])
+def test_outputs_of_a_search_are_those_of_a_processor(raw: dict[str, Any], search: Any):
+    model, source = laws.build(raw), laws.batch()[0]
+    limits = Limits(bos=laws.BOS, eos=laws.EOS, pad=laws.PAD)
+    run = searches.parse(search).build()
+    here, there = [], []
+    with torch.no_grad():
+        here = [best[0] for best in run(model, source, limits)]
+        there = [best[0] for best in run(model.cuda(), moved(source), limits)]
+    assert [best.tokens for best in there] == [best.tokens for best in here]
+    assert [best.score for best in there] == pytest.approx([best.score for best in here], rel=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize(
+    ("kind", "attention"),
+    [*(("transformer", name) for name in steps.ATTENTION), ("convs2s", "softmax"), ("convs2s", "top-k")],
+)
+def test_an_update_waits_for_nothing(kind: str, attention: str, optimizer: str, precision: Any):
+    small = {"layers": 2, "width": 64, "heads": 2, "ffn": 16} if kind == "transformer" else {"layers": 2, "width": 16}
+    raw = {"kind": kind, **small, "attention": steps.ATTENTION[attention]}
+    model = models.parse(raw).build(Sizes(steps.WORDS, steps.WORDS, True, 0)).cuda().train()
+    task: Any = tasks.parse({"kind": "copying", "dataset": "copy"}).bind()
+    update = optimizers.parse(optimizer).build(model.parameters())
+    set_rate(update, 0.1)
+    runtime = Runtime(torch.device("cuda"), precision)
+
+    def run() -> torch.Tensor:
+        totals, _ = accumulate(task, model, [steps.a_batch()], 0.1, runtime)
+        clip(model, 1.0)
+        update.step()
+        update.zero_grad(set_to_none=True)
+        return totals
+
+    run()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        totals = run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert bool(totals.isfinite().all())
