@@ -63,8 +63,20 @@ def _kept(seed, first_query, first_key, keys, rate, BLOCK_M: tl.constexpr, BLOCK
     """What dropout multiplies the weights of a block by; the same wherever it is asked for."""
     q = first_query + tl.arange(0, BLOCK_M)
     k = first_key + tl.arange(0, BLOCK_N)
-    drawn = tl.rand(seed, q[:, None] * keys + k[None, :])
-    return tl.where(drawn >= rate, 1.0 / (1.0 - rate), 0.0)
+    return _kept_at(seed, q[:, None], k[None, :], keys, rate)
+
+
+@triton.jit
+def _kept_at(seed, q, k, keys, rate):
+    return tl.where(tl.rand(seed, q * keys + k) >= rate, 1.0 / (1.0 - rate), 0.0)
+
+
+@triton.jit
+def _between(left, least):
+    """Halfway from the best key that is left out to the least that is not, so that a score that is rounded otherwise
+    falls on the same side."""
+    middle = left + (least - left) * 0.5
+    return tl.where(left == float("-inf"), left, tl.where(middle > left, middle, least))
 
 
 @triton.jit
@@ -99,15 +111,32 @@ def _mass(d, t, e, KIND: tl.constexpr):
 
 
 @triton.jit
+def _step(mass_sum, part_sum, e, KIND: tl.constexpr):
+    """Of Newton's method, from below."""
+    if KIND == SPARSEMAX:
+        step = (mass_sum - 1.0) / part_sum
+    elif KIND == ENTMAX15:
+        step = 2.0 * (mass_sum - tl.sqrt(mass_sum)) / part_sum
+    else:
+        y = e * tl.log(mass_sum)
+        series = y * (1.0 - y * (1 / 2 - y * (1 / 6 - y * (1 / 24 - y / 120))))
+        step = mass_sum * tl.where(tl.abs(y) < SMALL, series, 1.0 - tl.exp(-y)) / (e * part_sum)
+    return tl.where(step > 0.0, step, 0.0)  # NaN too: a row without a key, or one that is not all numbers
+
+
+@triton.jit
 def forward(
-    query, key, value, out, slope, threshold, most, total, valid, excess,
+    query, key, value, out, slope, threshold, most, total, valid, excess, found,
     qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, valid_b,
     heads, queries, keys, width, value_width, ahead, scale, count, seed, rate,
     KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr, GRADIENT: tl.constexpr,
-    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
     """Contexts of one block of queries. For backward: slope, the mean of the values under the part that the gradient
-    goes through; threshold, most and total of each row."""
+    goes through; threshold, most and total of each row.
+
+    ROOM: unless 0, only rows that have more listed keys (_listed.py); most and threshold are where their search begins.
+    """
     blocks = tl.cdiv(queries, BLOCK_M)
     block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
@@ -115,6 +144,14 @@ def forward(
     q = _load(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH)
     keys_of, values_of, valid_of = key + b * kb + h * kh, value + b * vb + h * vh, valid + b * valid_b
     e = tl.load(excess + h)
+    row = first + tl.arange(0, BLOCK_M)
+    place = bh * queries + row
+    rows = row < queries
+    if ROOM > 0:
+        number = tl.load(found + place, mask=rows, other=0)
+        rows = rows & (number > ROOM)
+        if tl.max(rows.to(tl.int32), 0) == 0:
+            return
     end = keys
     if CAUSAL:
         end = tl.minimum(keys, first + BLOCK_M + ahead)
@@ -122,20 +159,25 @@ def forward(
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     low = tl.full([BLOCK_M], float("inf"), tl.float32)
     living = tl.zeros([BLOCK_M], tl.float32)
-    for n in range(0, end, BLOCK_N):
-        alive = _alive(valid_of, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
-        s = _scores(q, _load(keys_of, keys, kn, n, width, BLOCK_N, WIDTH), alive, scale)
-        m = tl.maximum(m, tl.max(s, 1), propagate_nan=tl.PropagateNan.ALL)
-        low = tl.minimum(low, tl.min(tl.where(alive, s, float("inf")), 1))
-        living += tl.sum(alive.to(tl.float32), 1)
-    centre = tl.where(m == float("-inf"), 0.0, m)  # a row without a key
-
     t = tl.zeros([BLOCK_M], tl.float32)
+    if ROOM > 0:
+        centre = tl.load(most + place, mask=rows, other=0.0)
+        t = tl.load(threshold + place, mask=rows, other=0.0)
+        living = tl.where(rows, number, 0).to(tl.float32)  # that reach t
+    else:
+        for n in range(0, end, BLOCK_N):
+            alive = _alive(valid_of, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+            s = _scores(q, _load(keys_of, keys, kn, n, width, BLOCK_N, WIDTH), alive, scale)
+            m = tl.maximum(m, tl.max(s, 1), propagate_nan=tl.PropagateNan.ALL)
+            low = tl.minimum(low, tl.min(tl.where(alive, s, float("inf")), 1))
+            living += tl.sum(alive.to(tl.float32), 1)
+        centre = tl.where(m == float("-inf"), 0.0, m)  # a row without a key
+        if KIND == TOPK:
+            t = tl.where(low == float("inf"), centre, low)
     rounds = 0
     going = 1
     if KIND == TOPK:
         # The least of a row's `count` best lies in [t, high); at least `count` keys score t or more.
-        t = tl.where(low == float("inf"), centre, low)
         high = centre + tl.maximum(tl.abs(centre), 1.0) * 1e-6
         above = living
         going = tl.max((above > count).to(tl.int32), 0)
@@ -170,15 +212,7 @@ def forward(
                 mass, part = _mass(s - centre[:, None], t[:, None], e, KIND)
                 mass_sum += tl.sum(mass, 1)
                 part_sum += tl.sum(part, 1)
-            if KIND == SPARSEMAX:
-                step = (mass_sum - 1.0) / part_sum
-            elif KIND == ENTMAX15:
-                step = 2.0 * (mass_sum - tl.sqrt(mass_sum)) / part_sum
-            else:
-                y = e * tl.log(mass_sum)
-                series = y * (1.0 - y * (1 / 2 - y * (1 / 6 - y * (1 / 24 - y / 120))))
-                step = mass_sum * tl.where(tl.abs(y) < SMALL, series, 1.0 - tl.exp(-y)) / (e * part_sum)
-            step = tl.where(step > 0.0, step, 0.0)  # NaN too: a row without a key, or one that is not all numbers
+            step = _step(mass_sum, part_sum, e, KIND)
             t += step
             rounds += 1
             going = tl.max((step > SETTLED * (1.0 + t)).to(tl.int32), 0)
@@ -218,23 +252,20 @@ def forward(
     shared = tl.where(mass_sum == 0.0, 1.0, mass_sum)
     context = context / shared[:, None]
 
-    row = first + tl.arange(0, BLOCK_M)
     column = tl.arange(0, VALUE_WIDTH)
-    there = (row < queries)[:, None] & (column < value_width)[None, :]
+    there = rows[:, None] & (column < value_width)[None, :]
     at = row[:, None] * om + column[None, :]
     tl.store(out + b * ob + h * oh + at, context.to(out.dtype.element_ty), mask=there)
     if GRADIENT:
-        if KIND == TOPK:  # halfway to the next key, so that a score that is rounded otherwise falls on the same side
-            middle = left + (least - left) * 0.5
-            t = tl.where(left == float("-inf"), left, tl.where(middle > left, middle, least))
+        if KIND == TOPK:
+            t = _between(left, least)
         else:
             held = tl.where(part_sum == 0.0, 1.0, part_sum)
             at = row[:, None] * value_width + column[None, :]
             tl.store(slope + bh * queries * value_width + at, through / held[:, None], mask=there)
-        place = bh * queries + row
-        tl.store(threshold + place, t, mask=row < queries)
-        tl.store(most + place, centre, mask=row < queries)
-        tl.store(total + place, shared, mask=row < queries)
+        tl.store(threshold + place, t, mask=rows)
+        tl.store(most + place, centre, mask=rows)
+        tl.store(total + place, shared, mask=rows)
 
 
 @triton.jit
@@ -261,13 +292,14 @@ def _weights(s, alive, t, centre, total, e, KIND: tl.constexpr):
 
 @triton.jit
 def backward_query(
-    query, key, value, upstream, mean, threshold, most, total, valid, excess, query_slope, alpha_slope,
+    query, key, value, upstream, mean, threshold, most, total, valid, excess, found, query_slope, alpha_slope,
     qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, gb, gh, gm, valid_b,
     heads, queries, keys, width, value_width, ahead, scale, seed, rate,
     KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr, LEARNED: tl.constexpr,
-    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one block of queries. mean: of the gradient of a row's weights, under the part that it goes through.
+    ROOM: as in forward.
 
     LEARNED: also each row's gradient for alpha. With l = log p, g = (e^(-e l) - 1 + e l) / e^2, and sums over the row
     H = -sum p l, M = sum p g, weights move with alpha as `p (M - g - (H + e M) l - H m) / (1 + e H + e^2 M)`, with
@@ -282,6 +314,10 @@ def backward_query(
     row = first + tl.arange(0, BLOCK_M)
     place = bh * queries + row
     there = row < queries
+    if ROOM > 0:
+        there = there & (tl.load(found + place, mask=there, other=0) > ROOM)
+        if tl.max(there.to(tl.int32), 0) == 0:
+            return
     t, centre, shared, middle = _of_rows(threshold, most, total, mean, place, there)
     e = tl.load(excess + h)
     end = keys
@@ -328,16 +364,19 @@ def backward_query(
 
 @triton.jit
 def backward_key(
-    query, key, value, upstream, mean, threshold, most, total, valid, excess, key_slope, value_slope,
+    query, key, value, upstream, mean, threshold, most, total, valid, excess, found, crowded, key_slope, value_slope,
     qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, gb, gh, gn, wb, wh, wn, valid_b,
     heads, queries, keys, width, value_width, ahead, scale, seed, rate,
     KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr,
-    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one block of keys and values."""
+    """Gradients of one block of keys and values. ROOM: as in forward; what the other rows gave is there, and added to."""
     blocks = tl.cdiv(keys, BLOCK_N)
     block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
+    if ROOM > 0:
+        if tl.load(crowded + bh) == 0:
+            return
     n = block * BLOCK_N
     k = _load(key + b * kb + h * kh, keys, kn, n, width, BLOCK_N, WIDTH)
     v = _load(value + b * vb + h * vh, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH)
@@ -348,30 +387,37 @@ def backward_key(
     if CAUSAL:
         begin = tl.maximum(0, n - ahead) // BLOCK_M * BLOCK_M
     for first in range(begin, queries, BLOCK_M):
-        q = _load(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH)
-        up = _load(upstream + b * ob + h * oh, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH)
         row = first + tl.arange(0, BLOCK_M)
-        place = bh * queries + row
-        there = row < queries
-        t, centre, shared, middle = _of_rows(threshold, most, total, mean, place, there)
-        alive = _alive(valid + b * valid_b, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
-        s = _scores(q, k, alive, scale)
-        mass, part = _weights(s, alive, t, centre, shared, e, KIND)
-        slope = tl.dot(up, tl.trans(v), input_precision=PRECISION)
-        if DROPOUT:
-            kept = _kept(seed + bh, first, n, keys, rate, BLOCK_M, BLOCK_N)
-            slope = slope * kept
-            mass = mass * kept
-        changed = tl.where(part == 0.0, 0.0, part * (slope - middle[:, None]) * scale)
-        of_value += tl.dot(tl.trans(mass).to(up.dtype), up, input_precision=PRECISION)
-        of_key += tl.dot(tl.trans(changed).to(q.dtype), q, input_precision=PRECISION)
+        rows = row < queries
+        if ROOM > 0:
+            rows = rows & (tl.load(found + bh * queries + row, mask=rows, other=0) > ROOM)
+            going = tl.max(rows.to(tl.int32), 0)
+        else:
+            going = 1
+        if going > 0:
+            q = _load(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH)
+            up = _load(upstream + b * ob + h * oh, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH)
+            t, centre, shared, middle = _of_rows(threshold, most, total, mean, bh * queries + row, rows)
+            alive = _alive(valid + b * valid_b, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+            alive = alive & rows[:, None]
+            s = _scores(q, k, alive, scale)
+            mass, part = _weights(s, alive, t, centre, shared, e, KIND)
+            slope = tl.dot(up, tl.trans(v), input_precision=PRECISION)
+            if DROPOUT:
+                kept = _kept(seed + bh, first, n, keys, rate, BLOCK_M, BLOCK_N)
+                slope = slope * kept
+                mass = mass * kept
+            changed = tl.where(part == 0.0, 0.0, part * (slope - middle[:, None]) * scale)
+            of_value += tl.dot(tl.trans(mass).to(up.dtype), up, input_precision=PRECISION)
+            of_key += tl.dot(tl.trans(changed).to(q.dtype), q, input_precision=PRECISION)
     row = n + tl.arange(0, BLOCK_N)
     for_key, for_value = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
-    tl.store(
-        key_slope + b * gb + h * gh + row[:, None] * gn + for_key[None, :], of_key.to(key_slope.dtype.element_ty),
-        mask=(row < keys)[:, None] & (for_key < width)[None, :],
-    )  # fmt: skip
-    tl.store(
-        value_slope + b * wb + h * wh + row[:, None] * wn + for_value[None, :],
-        of_value.to(value_slope.dtype.element_ty), mask=(row < keys)[:, None] & (for_value < value_width)[None, :],
-    )  # fmt: skip
+    of_keys = key_slope + b * gb + h * gh + row[:, None] * gn + for_key[None, :]
+    of_values = value_slope + b * wb + h * wh + row[:, None] * wn + for_value[None, :]
+    key_there = (row < keys)[:, None] & (for_key < width)[None, :]
+    value_there = (row < keys)[:, None] & (for_value < value_width)[None, :]
+    if ROOM > 0:
+        of_key += tl.load(of_keys, mask=key_there, other=0.0)
+        of_value += tl.load(of_values, mask=value_there, other=0.0)
+    tl.store(of_keys, of_key.to(key_slope.dtype.element_ty), mask=key_there)
+    tl.store(of_values, of_value.to(value_slope.dtype.element_ty), mask=value_there)

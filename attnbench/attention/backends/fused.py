@@ -1,4 +1,5 @@
-"""Sparse attention in Triton: scores, weights and contexts in one kernel, which never writes a score (_kernels.py).
+"""Sparse attention in Triton: scores, weights and contexts in one kernel, which never writes a score (_kernels.py); long
+rows of few weights from lists of the keys that can have one (_listed.py).
 
 For softmax over the k best keys, sparsemax and alpha-entmax with alpha in (1, 2], in float32, float16 and bfloat16.
 """
@@ -26,6 +27,12 @@ _KINDS: dict[FusedKind, int] = {"softmax": 0, "topk": 0, "sparsemax": 1, "entmax
 _EXCESS: dict[FusedKind, float] = {"softmax": 1.0, "topk": 1.0, "sparsemax": 1.0, "entmax15": 0.5}
 _ALL = 1 << 30
 """More keys than there are: top-k is softmax."""
+LONG = 1024
+"""Keys from which on they are listed."""
+_BLOCK = 64
+"""Queries of a block that they are listed for."""
+_ROOM: dict[FusedKind, int] = {"topk": 64, "sparsemax": 64, "entmax15": 128}
+"""For listed keys of a row; alpha nearer to 1 has more weights than a list pays for."""
 
 
 def attend(
@@ -57,18 +64,36 @@ def attend(
     if not isinstance(excess, Tensor):
         excess = torch.full((heads,), _EXCESS.get(transform.kind, excess), device=query.device)
     seed = int(torch.randint(1 << 30, ())) if dropout else 0
-    given = _Given(_KINDS[transform.kind], transform.k or _ALL, scale, causal, dropout, seed)
+    given = _Given(
+        _KINDS[transform.kind], transform.k or _ALL, scale, causal, dropout, seed, _room(transform, query, keys)
+    )
     context: Tensor = _Attention.apply(
         query, keys, held, excess.float().clamp(min=LEAST).expand(heads).contiguous(), valid, given
     )  # pyright: ignore[reportAssignmentType]
     return context.to(values.dtype)
 
 
+def _room(transform: Fused, query: Tensor, keys: Tensor) -> int:
+    """How many keys are listed for a row; 0: none, where rows are short or hold many weights, and where gradients must
+    not depend on the order in which a GPU adds."""
+    room = _ROOM.get(transform.kind, 0)
+    short = keys.shape[2] < LONG or query.shape[2] < _BLOCK
+    dense = transform.kind == "topk" and (transform.k or _ALL) > room // 2
+    return 0 if short or dense or torch.are_deterministic_algorithms_enabled() else room
+
+
+class _Kernels(NamedTuple):
+    dense: Any
+    listed: Any
+
+
 @functools.cache
-def kernels() -> Any:
-    """The module of kernels; None without Triton."""
+def kernels() -> _Kernels | None:
+    """The modules of kernels; None without Triton."""
     try:
-        return importlib.import_module("attnbench.attention.backends._kernels")
+        return _Kernels(
+            *(importlib.import_module(f"attnbench.attention.backends.{each}") for each in ("_kernels", "_listed"))
+        )
     except ImportError:
         return None
 
@@ -87,6 +112,16 @@ class _Given(NamedTuple):
     causal: bool
     dropout: float
     seed: int
+    room: int
+
+
+class _Listed(NamedTuple):
+    """Of each row, the bits of the score and the place of keys that can have a weight, and how many they are; of each
+    head, whether a row has more than there is room for."""
+
+    lists: Tensor
+    found: Tensor
+    crowded: Tensor
 
 
 class _Attention(torch.autograd.Function):
@@ -101,66 +136,112 @@ class _Attention(torch.autograd.Function):
         # what has no use is not read or written: any tensor stands for it
         slope = out.new_empty(out.shape, dtype=torch.float32) if grows and given.kind else excess
         threshold, most, total = (
-            excess.new_empty(batch, heads, rows) if grows else excess for _ in range(3)
+            excess.new_empty(batch, heads, rows) if grows or given.room else excess for _ in range(3)
         )  # fmt: skip
         mask = excess if valid is None else valid.expand(batch, -1).contiguous().view(torch.uint8)
-        sizes = _sizes(query, keys, values)
+        listed = _Listed(excess, excess, excess)
         if out.numel():
-            kernels().forward[_grid(rows, sizes["BLOCK_M"], batch * heads)](
-                query, keys, values, out, slope, threshold, most, total, mask, excess,
-                *_strides(query, keys, values, out), mask.stride(0),
-                heads, rows, keys.shape[2], query.shape[3], values.shape[3], keys.shape[2] - rows,
-                given.scale, given.k, given.seed, given.dropout,
-                KIND=given.kind, CAUSAL=given.causal, VALID=valid is not None, DROPOUT=given.dropout > 0,
-                GRADIENT=grows, **sizes,
+            q, k, v, o = (each.stride()[:3] for each in (query, keys, values, out))
+            size = (heads, rows, keys.shape[2])
+            where = {"KIND": given.kind, "CAUSAL": given.causal, "VALID": valid is not None}
+            how = {"KIND": given.kind, "DROPOUT": given.dropout > 0, "GRADIENT": grows}
+            ahead, width = keys.shape[2] - rows, values.shape[3]
+            module, sizes = kernels(), _sizes(query, keys, values)
+            assert module is not None
+            if given.room:
+                listed = _lists(query, given.room)
+                first, second = _listed_sizes(query, values)
+                module.listed.choose[_grid(rows, first["BLOCK_M"], batch * heads)](
+                    query, keys, *listed[:2], most, threshold, listed.crowded, mask, excess,
+                    *q, *k, mask.stride(0), *size, query.shape[3], ahead, given.scale, given.k,
+                    **where, **first, ROOM=given.room, PLAIN=interpreted(),
+                )  # fmt: skip
+                module.listed.mix[_grid(rows, second["BLOCK_M"], batch * heads)](
+                    values, *listed[:2], out, slope, threshold, most, total, excess,
+                    *v, *o, *size, width, given.k, given.seed, given.dropout, **how, **second, ROOM=given.room,
+                )  # fmt: skip
+            module.dense.forward[_grid(rows, sizes["BLOCK_M"], batch * heads)](
+                query, keys, values, out, slope, threshold, most, total, mask, excess, listed.found,
+                *q, *k, *v, *o, mask.stride(0), *size, query.shape[3], width, ahead,
+                given.scale, given.k, given.seed, given.dropout, **{**where, **how, **sizes}, ROOM=given.room,
             )  # fmt: skip
         ctx.given = given
-        ctx.save_for_backward(query, keys, values, excess, mask, out, slope, threshold, most, total)
+        ctx.save_for_backward(query, keys, values, excess, mask, out, slope, threshold, most, total, *listed)
         ctx.masked = valid is not None
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        query, keys, values, excess, mask, out, slope, threshold, most, total = ctx.saved_tensors
+        query, keys, values, excess, mask, out, slope, threshold, most, total, *rest = ctx.saved_tensors
         given: _Given = ctx.given
+        listed = _Listed(*rest)
         up = _last_dense(upstream[0])
         batch, heads, rows, _ = query.shape
-        mean = (up.float() * (slope if given.kind else out.float())).sum(-1)
+        mean = (up.float() * (slope if given.kind else out.float())).sum(-1).contiguous()
         learned = ctx.needs_input_grad[3]
         of_excess = torch.empty_like(mean) if learned else excess
-        slopes = tuple(torch.empty_like(each, memory_format=torch.contiguous_format) for each in (query, keys, values))
-        common = (
-            heads, rows, keys.shape[2], query.shape[3], values.shape[3], keys.shape[2] - rows,
-            given.scale, given.seed, given.dropout,
-        )  # fmt: skip
-        fixed = {
-            "KIND": given.kind, "CAUSAL": given.causal, "VALID": ctx.masked, "DROPOUT": given.dropout > 0,
-            **_sizes(query, keys, values, backward=True),
-        }  # fmt: skip
-        read = (query, keys, values, up, mean.contiguous(), threshold, most, total, mask, excess)
-        strides = _strides(query, keys, values, up)
+        of_query = torch.empty_like(query, memory_format=torch.contiguous_format)
+        # what is listed is added up in float32, from 0
+        new, kind = (torch.zeros, torch.float32) if given.room else (torch.empty, query.dtype)
+        of_keys, of_values = (new(each.shape, dtype=kind, device=each.device) for each in (keys, values))
+        q, k, v, u, gq, gk, gv = (each.stride()[:3] for each in (query, keys, values, up, of_query, of_keys, of_values))
+        size = (heads, rows, keys.shape[2], query.shape[3], values.shape[3])
+        ahead = keys.shape[2] - rows
+        how = {"KIND": given.kind, "DROPOUT": given.dropout > 0}
+        where = {"CAUSAL": given.causal, "VALID": ctx.masked, "ROOM": given.room}
+        sizes = _sizes(query, keys, values, backward=True)
+        read = (query, keys, values, up, mean)
+        kept = (threshold, most, total)
+        module = kernels()
+        assert module is not None
         if out.numel() and keys.shape[2]:
-            kernels().backward_query[_grid(rows, fixed["BLOCK_M"], batch * heads)](
-                *read, slopes[0], of_excess, *strides, *slopes[0].stride()[:3], mask.stride(0), *common,
-                LEARNED=learned, **fixed,
+            if given.room:
+                second = _listed_sizes(query, values)[1]
+                module.listed.spread[_grid(rows, second["BLOCK_M"], batch * heads)](
+                    *read, *listed[:2], *kept, excess, of_query, of_keys, of_values,
+                    *q, *k, *v, *u, *gq, *size, given.scale, given.seed, given.dropout,
+                    **how, WIDTH=sizes["WIDTH"], **second, ROOM=given.room,
+                )  # fmt: skip
+            module.dense.backward_query[_grid(rows, sizes["BLOCK_M"], batch * heads)](
+                *read, *kept, mask, excess, listed.found, of_query, of_excess,
+                *q, *k, *v, *u, *gq, mask.stride(0), *size, ahead, given.scale, given.seed, given.dropout,
+                LEARNED=learned, **how, **where, **sizes,
             )  # fmt: skip
-            kernels().backward_key[_grid(keys.shape[2], fixed["BLOCK_N"], batch * heads)](
-                *read, slopes[1], slopes[2], *strides, *slopes[1].stride()[:3], *slopes[2].stride()[:3],
-                mask.stride(0), *common, **fixed,
+            module.dense.backward_key[_grid(keys.shape[2], sizes["BLOCK_N"], batch * heads)](
+                *read, *kept, mask, excess, listed.found, listed.crowded, of_keys, of_values,
+                *q, *k, *v, *u, *gk, *gv, mask.stride(0), *size, ahead, given.scale, given.seed, given.dropout,
+                **how, **where, **sizes,
             )  # fmt: skip
         else:
-            for each in (*slopes, *((of_excess,) if learned else ())):
+            for each in (of_query, of_keys, of_values, *((of_excess,) if learned else ())):
                 each.zero_()
+        slopes = (of_query, of_keys.to(keys.dtype), of_values.to(values.dtype))
         return *slopes, of_excess.sum((0, 2)) if learned else None, None, None
+
+
+def _lists(query: Tensor, room: int) -> _Listed:
+    batch, heads, rows, _ = query.shape
+
+    def new(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(batch, heads, *shape, dtype=dtype, device=query.device)
+
+    crowded = torch.zeros(batch, heads, dtype=torch.int32, device=query.device)
+    return _Listed(new(rows, room, 2), new(rows), crowded)
+
+
+def _listed_sizes(query: Tensor, values: Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Tiles and warps of what lists keys, and of what gathers them."""
+    width, value_width = (max(16, 1 << (each.shape[3] - 1).bit_length()) for each in (query, values))
+    first = {"BLOCK_M": _BLOCK, "BLOCK_N": 64, "WIDTH": width}
+    second = {"BLOCK_M": 16, "VALUE_WIDTH": value_width}
+    if interpreted():
+        return first, second
+    return {**first, "num_warps": 4, "num_stages": 2}, {**second, "num_warps": 4}
 
 
 def _last_dense(states: Tensor) -> Tensor:
     return states if states.stride(-1) == 1 else states.contiguous()
-
-
-def _strides(query: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> tuple[int, ...]:
-    return tuple(stride for each in (query, keys, values, out) for stride in each.stride()[:3])
 
 
 def _grid(rows: int, block: int, heads: int) -> tuple[int]:
