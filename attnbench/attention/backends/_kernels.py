@@ -269,12 +269,23 @@ def forward(
 
 
 @triton.jit
-def _of_rows(threshold, most, total, mean, place, there):
-    """What forward kept of each row, and the mean of its weights' gradient."""
+def _of_rows(threshold, most, total, place, there):
+    """What forward kept of each row."""
     t = tl.load(threshold + place, mask=there, other=0.0)
     centre = tl.load(most + place, mask=there, other=0.0)
     shared = tl.load(total + place, mask=there, other=1.0)
-    return t, centre, shared, tl.load(mean + place, mask=there, other=0.0)
+    return t, centre, shared
+
+
+@triton.jit
+def _mean(up, slope, mean, place, there, value_width, VALUE_WIDTH: tl.constexpr):
+    """Of the gradient of each row's weights, under the part that it goes through; kept in `mean`."""
+    column = tl.arange(0, VALUE_WIDTH)
+    inside = there[:, None] & (column < value_width)[None, :]
+    of_row = tl.load(slope + place[:, None] * value_width + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    middle = tl.sum(up.to(tl.float32) * of_row, 1)
+    tl.store(mean + place, middle, mask=there)
+    return middle
 
 
 @triton.jit
@@ -292,14 +303,13 @@ def _weights(s, alive, t, centre, total, e, KIND: tl.constexpr):
 
 @triton.jit
 def backward_query(
-    query, key, value, upstream, mean, threshold, most, total, valid, excess, found, query_slope, alpha_slope,
+    query, key, value, upstream, slope, mean, threshold, most, total, valid, excess, found, query_slope, alpha_slope,
     qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, gb, gh, gm, valid_b,
     heads, queries, keys, width, value_width, ahead, scale, seed, rate,
     KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr, LEARNED: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one block of queries. mean: of the gradient of a row's weights, under the part that it goes through.
-    ROOM: as in forward.
+    """Gradients of one block of queries. slope: as forward left it; where it leaves none, the contexts. ROOM: as there.
 
     LEARNED: also each row's gradient for alpha. With l = log p, g = (e^(-e l) - 1 + e l) / e^2, and sums over the row
     H = -sum p l, M = sum p g, weights move with alpha as `p (M - g - (H + e M) l - H m) / (1 + e H + e^2 M)`, with
@@ -318,7 +328,8 @@ def backward_query(
         there = there & (tl.load(found + place, mask=there, other=0) > ROOM)
         if tl.max(there.to(tl.int32), 0) == 0:
             return
-    t, centre, shared, middle = _of_rows(threshold, most, total, mean, place, there)
+    t, centre, shared = _of_rows(threshold, most, total, place, there)
+    middle = _mean(up, slope, mean, place, there, value_width, VALUE_WIDTH)
     e = tl.load(excess + h)
     end = keys
     if CAUSAL:
@@ -335,21 +346,21 @@ def backward_query(
         v = _load(value + b * vb + h * vh, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH)
         s = _scores(q, k, alive, scale)
         mass, part = _weights(s, alive, t, centre, shared, e, KIND)
-        slope = tl.dot(up, tl.trans(v), input_precision=PRECISION)
+        gain = tl.dot(up, tl.trans(v), input_precision=PRECISION)
         if DROPOUT:
-            slope = slope * _kept(seed + bh, first, n, keys, rate, BLOCK_M, BLOCK_N)
+            gain = gain * _kept(seed + bh, first, n, keys, rate, BLOCK_M, BLOCK_N)
         if LEARNED:
             once = tl.where(mass > 0.0, _logarithm(s - centre[:, None], t[:, None], e), 0.0)  # log p
             w = -e * once
             series = mass * once * once * (1 / 2 + w * (1 / 6 + w * (1 / 24 + w * (1 / 120 + w / 720))))
             twice = tl.where(tl.abs(w) < SMALL, series, (part / shared[:, None] - mass + e * mass * once) / (e * e))
             once = mass * once
-            gain_0 += tl.sum(slope * mass, 1)
-            gain_1 += tl.sum(slope * once, 1)
-            gain_2 += tl.sum(slope * twice, 1)
+            gain_0 += tl.sum(gain * mass, 1)
+            gain_1 += tl.sum(gain * once, 1)
+            gain_2 += tl.sum(gain * twice, 1)
             sum_1 += tl.sum(once, 1)
             sum_2 += tl.sum(twice, 1)
-        changed = tl.where(part == 0.0, 0.0, part * (slope - middle[:, None]) * scale)
+        changed = tl.where(part == 0.0, 0.0, part * (gain - middle[:, None]) * scale)
         found += tl.dot(changed.to(k.dtype), k, input_precision=PRECISION)
     column = tl.arange(0, WIDTH)
     at = row[:, None] * gm + column[None, :]
@@ -397,7 +408,8 @@ def backward_key(
         if going > 0:
             q = _load(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH)
             up = _load(upstream + b * ob + h * oh, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH)
-            t, centre, shared, middle = _of_rows(threshold, most, total, mean, bh * queries + row, rows)
+            t, centre, shared = _of_rows(threshold, most, total, bh * queries + row, rows)
+            middle = tl.load(mean + bh * queries + row, mask=rows, other=0.0)
             alive = _alive(valid + b * valid_b, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
             alive = alive & rows[:, None]
             s = _scores(q, k, alive, scale)

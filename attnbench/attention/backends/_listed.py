@@ -23,12 +23,11 @@ from attnbench.attention.backends._kernels import (
     _kept_at,
     _load,
     _mass,
+    _mean,
     _of_rows,
     _step,
 )
 
-UNROLL: tl.constexpr = tl.constexpr(4)
-"""Listed keys that are fetched at once."""
 LEAST: tl.constexpr = tl.constexpr(-3.0e38)
 """Below every score but that of a key that is not looked at."""
 HALVINGS: tl.constexpr = tl.constexpr(10)
@@ -177,10 +176,10 @@ def mix(
     value, lists, found, out, slope, threshold, most, total, excess,
     vb, vh, vn, ob, oh, om, heads, queries, keys, value_width, count, seed, rate,
     KIND: tl.constexpr, DROPOUT: tl.constexpr, GRADIENT: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, ROOM: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, ROOM: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Contexts of one block of queries from their listed keys. What it stores is as in `forward`, but that `most` is
-    there; threshold and total of rows with more keys are left alone."""
+    there; threshold and total of rows with more keys are left alone. UNROLL: listed keys fetched at once."""
     blocks = tl.cdiv(queries, BLOCK_M)
     block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
@@ -272,12 +271,12 @@ def _entry(lists, j, there):
 
 @triton.jit
 def spread(
-    query, key, value, upstream, mean, lists, found, threshold, most, total, excess,
+    query, key, value, upstream, slope, mean, lists, found, threshold, most, total, excess,
     query_slope, key_slope, value_slope,
     qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, gb, gh, gm,
     heads, queries, keys, width, value_width, scale, seed, rate,
     KIND: tl.constexpr, DROPOUT: tl.constexpr,
-    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, ROOM: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, ROOM: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one block of queries, and what it adds to those of its listed keys: key_slope, value_slope
     [B, H, K, E], in float32. The rest as in `backward_query`."""
@@ -293,7 +292,8 @@ def spread(
     number = tl.where(rows, number, 0)
     q = _load(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH).to(tl.float32)
     up = _load(upstream + b * ob + h * oh, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH).to(tl.float32)
-    t, centre, shared, middle = _of_rows(threshold, most, total, mean, place, rows)
+    t, centre, shared = _of_rows(threshold, most, total, place, rows)
+    middle = _mean(up, slope, mean, place, rows, value_width, VALUE_WIDTH)
     e = tl.load(excess + h)
     lists_of = lists + place * (2 * ROOM)
     narrow, wide = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
@@ -313,13 +313,13 @@ def spread(
         k_mask = some[:, None] & (narrow < width)[None, :]
         v = tl.load(values_of + at[:, None] * vn + wide[None, :], mask=v_mask, other=0.0).to(tl.float32)
         k = tl.load(keys_of + at[:, None] * kn + narrow[None, :], mask=k_mask, other=0.0).to(tl.float32)
-        slope = tl.sum(up * v, 1)
+        gain = tl.sum(up * v, 1)
         weight = mass
         if DROPOUT:
             kept = _kept_at(seed + bh, row, at, keys, rate)
-            slope = slope * kept
+            gain = gain * kept
             weight = mass * kept
-        changed = tl.where(some, part * (slope - middle) * scale, 0.0)
+        changed = tl.where(some, part * (gain - middle) * scale, 0.0)
         found_query += changed[:, None] * k
         to = bh * keys + at
         tl.atomic_add(

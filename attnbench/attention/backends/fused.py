@@ -59,25 +59,30 @@ def attend(
     if interpreted() and wide == torch.bfloat16:  # whose bits Triton's interpreter would multiply as whole numbers
         wide = torch.float32
     query, keys, held = query.to(wide), keys.to(wide), values.to(wide)
-    heads = query.shape[1]
-    excess = transform.excess
-    if not isinstance(excess, Tensor):
-        excess = torch.full((heads,), _EXCESS.get(transform.kind, excess), device=query.device)
+    heads, excess = query.shape[1], transform.excess
+    if isinstance(excess, Tensor):
+        excess = excess.float().clamp(min=LEAST).expand(heads).contiguous()
+    else:
+        excess = _constant(max(LEAST, _EXCESS.get(transform.kind, excess)), heads, query.device)
     seed = int(torch.randint(1 << 30, ())) if dropout else 0
     given = _Given(
-        _KINDS[transform.kind], transform.k or _ALL, scale, causal, dropout, seed, _room(transform, query, keys)
+        _KINDS[transform.kind], transform.k or _ALL, scale, causal, dropout, seed, _room(transform, query, keys, scale)
     )
-    context: Tensor = _Attention.apply(
-        query, keys, held, excess.float().clamp(min=LEAST).expand(heads).contiguous(), valid, given
-    )  # pyright: ignore[reportAssignmentType]
+    context: Tensor = _Attention.apply(query, keys, held, excess, valid, given)  # pyright: ignore[reportAssignmentType]
     return context.to(values.dtype)
 
 
-def _room(transform: Fused, query: Tensor, keys: Tensor) -> int:
+@functools.lru_cache(maxsize=64)
+def _constant(value: float, heads: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # that a training after an evaluation may keep it
+        return torch.full((heads,), value, device=device)
+
+
+def _room(transform: Fused, query: Tensor, keys: Tensor, scale: float) -> int:
     """How many keys are listed for a row; 0: none, where rows are short or hold many weights, and where gradients must
     not depend on the order in which a GPU adds."""
     room = _ROOM.get(transform.kind, 0)
-    short = keys.shape[2] < LONG or query.shape[2] < _BLOCK
+    short = keys.shape[2] < LONG or query.shape[2] < _BLOCK or scale <= 0
     dense = transform.kind == "topk" and (transform.k or _ALL) > room // 2
     return 0 if short or dense or torch.are_deterministic_algorithms_enabled() else room
 
@@ -135,9 +140,7 @@ class _Attention(torch.autograd.Function):
         grows = any(ctx.needs_input_grad[:4])
         # what has no use is not read or written: any tensor stands for it
         slope = out.new_empty(out.shape, dtype=torch.float32) if grows and given.kind else excess
-        threshold, most, total = (
-            excess.new_empty(batch, heads, rows) if grows or given.room else excess for _ in range(3)
-        )  # fmt: skip
+        threshold, most, total = excess.new_empty(3, batch, heads, rows) if grows or given.room else (excess,) * 3
         mask = excess if valid is None else valid.expand(batch, -1).contiguous().view(torch.uint8)
         listed = _Listed(excess, excess, excess)
         if out.numel():
@@ -178,20 +181,21 @@ class _Attention(torch.autograd.Function):
         listed = _Listed(*rest)
         up = _last_dense(upstream[0])
         batch, heads, rows, _ = query.shape
-        mean = (up.float() * (slope if given.kind else out.float())).sum(-1).contiguous()
+        mean = torch.empty_like(total)
         learned = ctx.needs_input_grad[3]
         of_excess = torch.empty_like(mean) if learned else excess
         of_query = torch.empty_like(query, memory_format=torch.contiguous_format)
         # what is listed is added up in float32, from 0
         new, kind = (torch.zeros, torch.float32) if given.room else (torch.empty, query.dtype)
-        of_keys, of_values = (new(each.shape, dtype=kind, device=each.device) for each in (keys, values))
+        of_both = new(keys.numel() + values.numel(), dtype=kind, device=keys.device)
+        of_keys, of_values = _parts(of_both, keys, values)
         q, k, v, u, gq, gk, gv = (each.stride()[:3] for each in (query, keys, values, up, of_query, of_keys, of_values))
         size = (heads, rows, keys.shape[2], query.shape[3], values.shape[3])
         ahead = keys.shape[2] - rows
         how = {"KIND": given.kind, "DROPOUT": given.dropout > 0}
         where = {"CAUSAL": given.causal, "VALID": ctx.masked, "ROOM": given.room}
         sizes = _sizes(query, keys, values, backward=True)
-        read = (query, keys, values, up, mean)
+        read = (query, keys, values, up)
         kept = (threshold, most, total)
         module = kernels()
         assert module is not None
@@ -199,25 +203,30 @@ class _Attention(torch.autograd.Function):
             if given.room:
                 second = _listed_sizes(query, values)[1]
                 module.listed.spread[_grid(rows, second["BLOCK_M"], batch * heads)](
-                    *read, *listed[:2], *kept, excess, of_query, of_keys, of_values,
+                    *read, slope if given.kind else out, mean, *listed[:2], *kept, excess, of_query, of_keys, of_values,
                     *q, *k, *v, *u, *gq, *size, given.scale, given.seed, given.dropout,
                     **how, WIDTH=sizes["WIDTH"], **second, ROOM=given.room,
                 )  # fmt: skip
             module.dense.backward_query[_grid(rows, sizes["BLOCK_M"], batch * heads)](
-                *read, *kept, mask, excess, listed.found, of_query, of_excess,
+                *read, slope if given.kind else out, mean, *kept, mask, excess, listed.found, of_query, of_excess,
                 *q, *k, *v, *u, *gq, mask.stride(0), *size, ahead, given.scale, given.seed, given.dropout,
                 LEARNED=learned, **how, **where, **sizes,
             )  # fmt: skip
             module.dense.backward_key[_grid(keys.shape[2], sizes["BLOCK_N"], batch * heads)](
-                *read, *kept, mask, excess, listed.found, listed.crowded, of_keys, of_values,
+                *read, mean, *kept, mask, excess, listed.found, listed.crowded, of_keys, of_values,
                 *q, *k, *v, *u, *gk, *gv, mask.stride(0), *size, ahead, given.scale, given.seed, given.dropout,
                 **how, **where, **sizes,
             )  # fmt: skip
         else:
-            for each in (of_query, of_keys, of_values, *((of_excess,) if learned else ())):
+            for each in (of_query, of_both, *((of_excess,) if learned else ())):
                 each.zero_()
-        slopes = (of_query, of_keys.to(keys.dtype), of_values.to(values.dtype))
-        return *slopes, of_excess.sum((0, 2)) if learned else None, None, None
+        slopes = _parts(of_both.to(keys.dtype), keys, values)
+        return of_query, *slopes, of_excess.sum((0, 2)) if learned else None, None, None
+
+
+def _parts(both: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Two tensors that lie one after the other, by the shapes of keys and values."""
+    return both[: keys.numel()].view(keys.shape), both[keys.numel() :].view(values.shape)
 
 
 def _lists(query: Tensor, room: int) -> _Listed:
@@ -234,7 +243,7 @@ def _listed_sizes(query: Tensor, values: Tensor) -> tuple[dict[str, Any], dict[s
     """Tiles and warps of what lists keys, and of what gathers them."""
     width, value_width = (max(16, 1 << (each.shape[3] - 1).bit_length()) for each in (query, values))
     first = {"BLOCK_M": _BLOCK, "BLOCK_N": 64, "WIDTH": width}
-    second = {"BLOCK_M": 16, "VALUE_WIDTH": value_width}
+    second = {"BLOCK_M": 16, "VALUE_WIDTH": value_width, "UNROLL": 4}
     if interpreted():
         return first, second
     return {**first, "num_warps": 4, "num_stages": 2}, {**second, "num_warps": 4}
