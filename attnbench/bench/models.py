@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from attnbench.attention.types import Backend
 from attnbench.bench.ops import TRANSFORMS
 from attnbench.bench.timer import Case
 from attnbench.core import native
@@ -42,11 +43,29 @@ SIZES: dict[str, dict[str, Any]] = {
 COMPARED = ("softmax", "topk, k = 8", "sparsemax", "entmax15", "entmax, learned alpha")
 
 
-def build(size: str, transform: Mapping[str, Any], device: torch.device) -> Seq2SeqModel:
+DEFINED = " (dense)"
+"""After the name of a transform: as it is defined, not as `auto` has it on a GPU."""
+
+
+def compared(device: torch.device) -> list[str]:
+    """Names of what is timed there."""
+    defined = [name + DEFINED for name in COMPARED[1:]] if device.type == "cuda" else []
+    return [*COMPARED, *defined]
+
+
+def build(
+    size: str, transform: Mapping[str, Any], device: torch.device, backend: Backend = "auto"
+) -> Seq2SeqModel:  # fmt: skip
     """A Transformer of that size with one transform at every site."""
     torch.manual_seed(0)
-    spec = fields_of(size, attention={"default": {"transform": dict(transform)}})
+    site = {"transform": dict(transform), **({} if backend == "auto" else {"backend": backend})}
+    spec = fields_of(size, attention={"default": site})
     return spec.build(Sizes(WORDS, WORDS, True, PAD)).to(device)
+
+
+def _named(size: str, name: str, device: torch.device) -> Seq2SeqModel:
+    backend: Backend = "dense" if name.endswith(DEFINED) else "auto"
+    return build(size, TRANSFORMS[name.removesuffix(DEFINED)], device, backend)
 
 
 def fields_of(size: str, **more: Any) -> TransformerSpec:
@@ -95,7 +114,7 @@ def task() -> Task:
 def training(size: str, transform: str, count: int, runtime: Runtime) -> Case:
     """Updates as a training makes them: forward, backward, clipping, Adam. Work: target tokens, EOS counted."""
     bound, given = task(), batches(count, torch.device("cpu"))  # as the data give them
-    model = build(size, TRANSFORMS[transform], runtime.device).train()
+    model = _named(size, transform, runtime.device).train()
     optimizer = AdamSpec().build(model.parameters())
 
     def run() -> None:
@@ -168,7 +187,7 @@ class Load(NamedTuple):
 
 def decoding(size: str, transform: str, load: Load, runtime: Runtime) -> Case:
     """Outputs of 30 tokens, past EOS. Work: tokens of the best outputs."""
-    model = build(size, TRANSFORMS[transform], runtime.device).eval()
+    model = _named(size, transform, runtime.device).eval()
     bound, batch = task(), load.sources(runtime.device)
     limit = {"max_ratio": 0.0, "max_extra": STEPS}
     raw = {"kind": "greedy", **limit} if load.beam == 1 else {"kind": "beam", "size": load.beam, **limit}

@@ -33,14 +33,14 @@ class Plan(NamedTuple):
     sizes: list[str] | None = None
 
     def time(
-        self, cases: list[Case], *, loose: bool = False, rest: float = 0, apart: bool = False
+        self, cases: list[Case], *, loose: bool = False, rest: float = 0, apart: bool = False, replay: bool = False
     ) -> list[Timing]:  # fmt: skip
         """loose: the cases are of the precision, not float32 whatever it is. apart: in other processes, which wait for
-        their device themselves."""
+        their device themselves. replay: as in measure."""
         device = torch.device("cpu") if apart else self.runtime.device
         return measure(
-            cases, rounds=self.rounds, chunk=0.05 if self.quick else 0.2, device=device,
-            loose=loose and self.runtime.precision == "bf16", rest=rest,
+            cases, rounds=self.rounds, chunk=0.05 if self.quick or device.type == "cuda" else 0.2, device=device,
+            loose=loose and self.runtime.precision == "bf16", rest=rest, replay=replay,
         )  # fmt: skip
 
     def beside(self, recipes: list[Recipe], *, peaks: bool = False) -> list[Timing]:
@@ -66,7 +66,8 @@ def ops_sections(plan: Plan) -> list[Section]:
     sections = [Section("transforms of scores", (ops.BASELINE,), found)]
     found = []
     for shape in ops.ON_A_GPU if device.type == "cuda" and not plan.quick else shapes:
-        found += plan.time(list(ops.attention_cases((shape,), device, dtype, peers=plan.peers)), loose=True)
+        cases = list(ops.attention_cases((shape,), device, dtype, peers=plan.peers))
+        found += plan.time(cases, loose=True, replay=True)
     return [*sections, Section("attention, from projected queries, keys and values", ("SDPA", "softmax"), found)]
 
 
@@ -76,7 +77,7 @@ def train_sections(plan: Plan) -> list[Section]:
     found: list[Timing] = []
     for size in plan.those_of("mini", "iwslt"):
         peers = [recipe for peer in plan.peers if peer.training for recipe in peer.training(size, BATCHES, device)]
-        recipes = [Recipe(models.training, (size, name, BATCHES, plan.runtime)) for name in models.COMPARED]
+        recipes = [Recipe(models.training, (size, name, BATCHES, plan.runtime)) for name in models.compared(device)]
         beside += plan.beside([recipes[0], *peers], peaks=True) if peers else []
         timed = plan.time([recipe.make(*recipe.given) for recipe in recipes], loose=True)
         found += timed if plan.quick or device.type != "cpu" else with_peaks(timed, recipes, threads)
@@ -97,7 +98,8 @@ def decode_sections(plan: Plan) -> list[Section]:
             ours = Recipe(models.decoding, (size, "softmax", load, plan.runtime))
             beside += plan.beside([ours, *peers]) if peers else []
             found += plan.time(
-                [models.decoding(size, name, load, plan.runtime) for name in models.COMPARED], loose=True
+                [models.decoding(size, name, load, plan.runtime) for name in models.compared(plan.runtime.device)],
+                loose=True,
             )
     return [
         *_if_any(
@@ -116,7 +118,7 @@ def scaling_sections(plan: Plan) -> list[Section]:
     if plan.runtime.device.type == "cuda" and not plan.quick:
         lengths = (*lengths, 8192, 16384, 32768, 65536)
     made = list(scaling.cases(lengths, plan.runtime.device))
-    timed = plan.time([case for _, _, case in made])
+    timed = plan.time([case for _, _, case in made], replay=True)
     measured = [(what, size, timing) for (what, size, _), timing in zip(made, timed, strict=True)]
     slopes = scaling.exponents(measured)
     return [

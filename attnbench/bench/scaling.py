@@ -36,9 +36,13 @@ def cases(lengths: Sequence[int], device: torch.device) -> Iterator[tuple[str, i
     for length in lengths:
         given = [torch.randn(1, HEADS, length, HEAD, device=device) for _ in range(3)]
         sdpa = nn.functional.scaled_dot_product_attention
-        methods = METHODS if device.type != "cuda" else METHODS | on_a_gpu(METHODS)
+        methods = METHODS if device.type != "cuda" else on_a_gpu(METHODS)
         if length > LONGEST:
-            methods = {k: m for k, m in methods.items() if m.pattern != "full" or m.backend == "triton"}
+            methods = {
+                k: m
+                for k, m in methods.items()
+                if m.backend == "triton" or (m.pattern != "full" and m.backend != "dense")
+            }
         for name, function in {"SDPA": sdpa, **{k: mixer(m, HEADS) for k, m in methods.items()}}.items():
             yield "length", length, Case(f"length {length}", name, both_ways(function, *given, upstream=given[0]))
     scores = torch.randn(4, HEADS, 256, 512, device=device)

@@ -55,10 +55,12 @@ class Timing(NamedTuple):
 
 
 def measure(
-    cases: Sequence[Case], *, rounds: int, chunk: float, device: torch.device, loose: bool = False, rest: float = 0
-) -> list[Timing]:
+    cases: Sequence[Case], *, rounds: int, chunk: float, device: torch.device, loose: bool = False, rest: float = 0,
+    replay: bool = False,
+) -> list[Timing]:  # fmt: skip
     """Time the cases in turns. chunk: seconds that the calls of one turn take together, at least one call. rest:
-    seconds before each turn, in which threads of the case before go to sleep.
+    seconds before each turn, in which threads of the case before go to sleep. replay: on a GPU, time what it does,
+    without the host's part: each case is recorded once, and its record run again.
 
     Raises AttnbenchError for a case that does not give what its definition gives: nothing is timed then.
     """
@@ -71,19 +73,34 @@ def measure(
                 "nothing was timed"
             )
     firsts = [seconds(case.run, 1, device) for case in cases]
-    calls = [max(1, min(5000, int(chunk / max(seconds(case.run, 1, device), 1e-7)))) for case in cases]
+    runs = [recorded(case.run) if replay and device.type == "cuda" else case.run for case in cases]
+    calls = [max(1, min(5000, int(chunk / max(seconds(run, 1, device), 1e-7)))) for run in runs]
     taken: list[list[float]] = [[] for _ in cases]
     for turn in range(rounds):
         for place in range(len(cases)):
             at = (place + turn) % len(cases)  # no case always follows the same one
             time.sleep(rest)
-            taken[at].append(seconds(cases[at].run, calls[at], device))
+            taken[at].append(seconds(runs[at], calls[at], device))
     return [
         Timing(
             case.group, case.name, statistics.median(each), min(each), max(each), first, case.work, case.flops, error
         )
         for case, each, first, error in zip(cases, taken, firsts, errors, strict=True)
     ]
+
+
+def recorded(run: Callable[[], object]) -> Callable[[], object]:
+    """What a call does on the GPU, as a CUDA graph to run again. Raises RuntimeError for a call that waits for it."""
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        for _ in range(2):
+            run()
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
 
 
 def seconds(run: Callable[[], object], calls: int, device: torch.device) -> float:

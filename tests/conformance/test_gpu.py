@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attnbench.core.tree import map_batch
-from attnbench.models.base import Sizes, models
+from attnbench.models.base import Sizes, Source, models
 from attnbench.search.base import Limits, searches
 from attnbench.tasks.base import tasks
 from attnbench.train.optim import optimizers, set_rate
@@ -33,14 +33,18 @@ laws, steps = neighbour("test_models.py"), neighbour("../train/test_step.py")
 
 
 def moved(tree: Any) -> Any:
-    parts = tree if isinstance(tree, tuple) else (tree.data, tree.valid, tree.fertility)
+    if isinstance(tree, Source):
+        return Source(*map(moved, (tree.data, tree.valid, tree.fertility)))
+    return map_batch(lambda tensor: tensor.cuda(), tree)
 
 
 @laws.EACH
 def test_outputs_and_gradients_are_those_of_a_processor(raw: dict[str, Any]):
     model, found = laws.build(raw), []
     source, target_in, valid = laws.batch()
-    upstream = torch.randn(*valid.shape, laws.VOCABULARY, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    upstream = torch.randn(
+        *valid.shape, laws.VOCABULARY, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
     upstream[~valid] = 0  # what stands past the end of a sentence is not promised
     for place in (lambda tree: tree, moved):
         model = model.cuda() if place is moved else model

@@ -7,7 +7,7 @@ no number, is left to the kernels of _kernels.py (`found` > ROOM).
 """
 
 # The parameters of kernels are written as Triton reads them: `tl.constexpr` is decided when a kernel is compiled.
-# pyright: basic, reportOperatorIssue=false
+# pyright: basic, reportOperatorIssue=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
 import triton
@@ -33,6 +33,38 @@ LEAST: tl.constexpr = tl.constexpr(-3.0e38)
 HALVINGS: tl.constexpr = tl.constexpr(10)
 STEPS: tl.constexpr = tl.constexpr(6)
 """Of Newton's method on the largest scores; each leaves the threshold below the row's."""
+
+
+WHOLE: tl.constexpr = tl.constexpr(8388608.0)
+"""2^23, from which on a float is a whole number."""
+BITS: tl.constexpr = tl.constexpr(0x4B000000)
+"""Those of WHOLE."""
+
+
+def _store() -> str:
+    """PTX of a list's four next entries at most. Operands, four of each: nothing, product, least, slot, its limit,
+    address of slot 0, column, first column, scale."""
+    names = ("nothing", "product", "least", "slot", "limit", "base", "column", "first", "scale")
+    of = [{name: f"${4 * number + each}" for number, name in enumerate(names)} for each in range(4)]
+    chosen = [
+        f"setp.ge.f32 p{each}, {o['product']}, {o['least']}; setp.lt.and.s32 p{each}, {o['slot']}, {o['limit']}, p{each};"
+        for each, o in enumerate(of)
+    ]
+    stored = [
+        f"@p{each} mad.wide.s32 to, {o['slot']}, 8, {o['base']}; mul.f32 score, {o['product']}, {o['scale']};"
+        f"add.s32 place, {o['column']}, {o['first']};"
+        f"@p{each} st.global.f32 [to], score; @p{each} st.global.s32 [to+4], place;"
+        for each, o in enumerate(of)
+    ]
+    return "\n".join([
+        "{ .reg .pred p0, p1, p2, p3, some; .reg .b64 to; .reg .f32 score; .reg .s32 place;", *chosen,
+        "or.pred some, p0, p1; or.pred some, some, p2; or.pred some, some, p3;", "@!some bra none;", *stored,
+        "none:", *(f"mov.b32 {o['nothing']}, 0;" for o in of), "}",
+    ])  # fmt: skip
+
+
+STORE: tl.constexpr = tl.constexpr(_store())
+SLOTS: tl.constexpr = tl.constexpr(",".join(["=r"] * 4 + ["f"] * 8 + ["r"] * 8 + ["l"] * 4 + ["r"] * 8 + ["f"] * 4))
 
 
 @triton.jit
@@ -120,19 +152,23 @@ def choose(
     row = first + tl.arange(0, BLOCK_M)
     place = bh * queries + row
     rows = row < queries
-    # how many of a block's keys before each are listed: a product, exact in half precision
-    earlier = (tl.arange(0, BLOCK_N)[:, None] < tl.arange(0, BLOCK_N)[None, :]).to(tl.float16)
-    listed = tl.zeros([BLOCK_M], tl.int32)
+    # how many of a block's keys before each are listed, and how many in all: products, exact in half precision
+    column = tl.arange(0, BLOCK_N)
+    earlier = (column[:, None] < column[None, :]).to(tl.float16)
+    all_of = tl.full([BLOCK_N, 16], 1.0, tl.float16)
+    listed = tl.zeros([BLOCK_M], tl.float32)
     limit = tl.where(rows & (strange == 0), ROOM, 0)
+    low = low / scale
+    low = tl.maximum(low - tl.abs(low) * 1e-6, LEAST)
     lists_of = lists + (bh * queries + first) * (2 * ROOM)
     for n in range(0, whole, BLOCK_N):
-        s = _products(q, keys_of, kn, n, keys, width, BLOCK_N, WIDTH) * scale
-        listed = _list(s, low, listed, limit, lists_of, n, earlier, BLOCK_M, BLOCK_N, ROOM, PLAIN)
+        s = _products(q, keys_of, kn, n, keys, width, BLOCK_N, WIDTH)
+        listed = _list(s, scale, low, listed, limit, lists_of, n, earlier, all_of, BLOCK_M, BLOCK_N, ROOM, PLAIN)
     for n in range(whole, end, BLOCK_N):
         alive = _alive(valid_of, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
-        s = tl.where(alive, _products(q, keys_of, kn, n, keys, width, BLOCK_N, WIDTH) * scale, float("-inf"))
-        listed = _list(s, low, listed, limit, lists_of, n, earlier, BLOCK_M, BLOCK_N, ROOM, PLAIN)
-    listed = tl.where(strange, ROOM + 1, listed)
+        s = tl.where(alive, _products(q, keys_of, kn, n, keys, width, BLOCK_N, WIDTH), float("-inf"))
+        listed = _list(s, scale, low, listed, limit, lists_of, n, earlier, all_of, BLOCK_M, BLOCK_N, ROOM, PLAIN)
+    listed = tl.where(strange, ROOM + 1, listed.to(tl.int32))
     tl.store(found + place, listed, mask=rows)
     tl.store(most + place, centre, mask=rows)
     tl.store(threshold + place, t, mask=rows)
@@ -142,33 +178,30 @@ def choose(
 
 @triton.jit
 def _list(
-    s, low, listed, limit, lists, n, earlier,
+    s, scale, low, listed, limit, lists, n, earlier, all_of,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROOM: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Add the scores that reach `low`; how many each row has then, those past its limit counted."""
-    chosen = s >= low[:, None]
-    slot = listed[:, None] + tl.dot(chosen.to(tl.float16), earlier).to(tl.int32)
-    mask = chosen & (slot < limit[:, None])
-    at = tl.arange(0, BLOCK_M)[:, None] * ROOM + slot
-    place = tl.broadcast_to((n + tl.arange(0, BLOCK_N))[None, :], s.shape)
+    """Add the products that reach `low`; how many each row has then, those past its limit counted."""
+    chosen = (s >= low[:, None]).to(tl.float16)
+    before = tl.dot(chosen, earlier)
+    row = tl.arange(0, BLOCK_M)
+    column = tl.arange(0, BLOCK_N)
     if PLAIN:
-        tl.store(lists + 2 * at, s.to(tl.int32, bitcast=True), mask=mask)
-        tl.store(lists + 2 * at + 1, place, mask=mask)
+        slot = (listed[:, None] + before).to(tl.int32)
+        mask = (s >= low[:, None]) & (slot < limit[:, None])
+        at = 2 * (row[:, None] * ROOM + slot)
+        tl.store(lists + at, (s * scale).to(tl.int32, bitcast=True), mask=mask)
+        tl.store(lists + at + 1, tl.broadcast_to((n + column)[None, :], s.shape), mask=mask)
     else:  # a store of Triton's would first move all scores and addresses between threads, for the few that there are
+        slot = before + (listed + WHOLE)[:, None]  # its bits count up from those of WHOLE
+        base = (lists + 2 * ROOM * row).to(tl.int64) - BITS * 8
         tl.inline_asm_elementwise(
-            """{
-                .reg .pred there;
-                .reg .b64 address;
-                setp.ne.b32 there, $5, 0;
-                @there mad.wide.s32 address, $2, 8, $1;
-                @there st.global.v2.b32 [address], {$3, $4};
-                mov.b32 $0, 0;
-            }""",
-            "=r,l,r,r,r,r",
-            [lists.to(tl.int64), at, s.to(tl.int32, bitcast=True), place, mask.to(tl.int32)],
-            dtype=tl.int32, is_pure=False, pack=1,
+            STORE, SLOTS,
+            [s, low[:, None], slot.to(tl.int32, bitcast=True), (limit + BITS)[:, None], base[:, None],
+             column[None, :], n, scale],
+            dtype=tl.int32, is_pure=False, pack=4,
         )  # fmt: skip
-    return listed + tl.sum(chosen.to(tl.int32), 1)
+    return listed + tl.max(tl.dot(chosen, all_of), 1)
 
 
 @triton.jit

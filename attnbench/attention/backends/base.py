@@ -13,14 +13,16 @@ from attnbench.attention.types import Dims, Role
 
 
 class Choice(NamedTuple):
-    """What full passes of one site go through. since: the fewest positions with which they do; below, it is dense."""
+    """What full passes of one site go through. since: the fewest positions with which they do; below, it is dense. gpu:
+    the kernels that take their place on a GPU."""
 
     backend: Literal["dense", "banded", "flex", "triton"]
     why: str
     since: int = 1
+    gpu: Literal["triton"] | None = None
 
     def __str__(self) -> str:
-        return f"{self.backend}: {self.why}"
+        return f"{self.backend}: {self.why}" + (f"; on a GPU {self.gpu}" if self.gpu else "")
 
 
 def choose(site: Site, role: Role, dropout: float = 0.0) -> Choice:
@@ -35,6 +37,8 @@ def choose(site: Site, role: Role, dropout: float = 0.0) -> Choice:
                 f"the backend '{site.backend}' cannot serve {role}: {fault}; drop `backend: {site.backend}`"
             )
         return Choice(site.backend, "as asked for")
+    if site.backend == "auto" and site.transform.kind != "softmax" and _unfit_for_triton(site) is None:
+        return Choice("dense", f"the pattern '{site.pattern.kind}' leaves no key out", gpu="triton")
     fault = _unfit(site, role)
     if fault is None:
         if site.backend == "banded":

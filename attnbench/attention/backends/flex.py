@@ -19,6 +19,8 @@ from attnbench.core.errors import MissingExtraError
 
 BLOCK = 128
 """Positions on either side of a block of scores."""
+COMPILED = 256
+"""Patterns, types and kinds of length that may be compiled."""
 NARROWEST = 16
 """Width of a head that it takes, at least."""
 
@@ -57,7 +59,12 @@ def attend(
 
 @functools.cache
 def _attention(compiled: bool) -> Callable[..., Any]:
-    return torch.compile(flex_attention) if compiled else flex_attention
+    if not compiled:
+        return flex_attention
+    limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
+    # torch counts what it compiles of this function for all patterns together, and past the limit makes all scores
+    setattr(torch._dynamo.config, limit, max(getattr(torch._dynamo.config, limit), COMPILED))
+    return torch.compile(flex_attention)
 
 
 @functools.lru_cache(maxsize=256)

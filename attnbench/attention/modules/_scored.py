@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -81,8 +83,9 @@ class Scored(nn.Module):
         assert keys is not None  # the modules that score make Memories with keys
         if memory.filled is not None:
             keys, values = keys[:, :, : memory.filled], values[:, :, : memory.filled]
-        if not need_weights and self._in_kernel(queries, values, positions):
-            return self._by_kernel(queries, keys, values, memory), None, None
+        kernel = None if need_weights else self._kernel_for(queries, values, positions)
+        if kernel is not None:
+            return self._by_kernel(kernel, queries, keys, values, memory), None, None
         if min(queries.dtype.itemsize, keys.dtype.itemsize) < 4:  # ties of low precision would let top-k keep too many
             queries, keys = queries.float(), keys.float()
         if not need_weights and not self.keeps_history:
@@ -136,16 +139,23 @@ class Scored(nn.Module):
     def _normaliser(self) -> ScoreTransform:
         return softmax if self.dense_in_eval and not self.training else self.transform
 
-    def _in_kernel(self, queries: Tensor, values: Tensor, positions: Positions) -> bool:
-        if self.choice.backend == "triton":
-            return max(queries.shape[-1], values.shape[-1]) <= fused.WIDEST and queries.dtype != torch.float64
+    def _kernel_for(self, queries: Tensor, values: Tensor, positions: Positions) -> Literal["triton", "flex"] | None:
+        """The kernels that multiply queries and keys themselves and take this call."""
+        backend = self.choice.backend
+        if self.choice.gpu is not None and queries.is_cuda and fused.kernels() is not None:
+            backend = self.choice.gpu
+        if backend == "triton":
+            fits = max(queries.shape[-1], values.shape[-1]) <= fused.WIDEST and queries.dtype != torch.float64
+            return backend if fits else None
         full = len(positions.q) == len(positions.k) > 1
-        return self.choice.backend == "flex" and full and queries.shape[-1] >= flex.NARROWEST
+        return backend if backend == "flex" and full and queries.shape[-1] >= flex.NARROWEST else None
 
-    def _by_kernel(self, queries: Tensor, keys: Tensor, values: Tensor, memory: Memory) -> Float[Tensor, "B H Q E2"]:
+    def _by_kernel(
+        self, kernel: Literal["triton", "flex"], queries: Tensor, keys: Tensor, values: Tensor, memory: Memory
+    ) -> Float[Tensor, "B H Q E2"]:
         scale, causal = self.score.scale, self.role == "decoder_self"
         assert scale is not None  # or the backend would not have been chosen
-        if self.choice.backend == "flex":
+        if kernel == "flex":
             return flex.attend(queries, keys, values, rule=self.rule, scale=scale, valid=memory.valid)
         transform = Fused("softmax") if self._normaliser is softmax else self.kernel(self.transform)
         assert transform is not None  # the same
