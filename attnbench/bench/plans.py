@@ -17,6 +17,8 @@ from attnbench.train.runtime import Runtime
 What = Literal["ops", "train", "decode", "scaling"]
 _REST = 0.3
 """Seconds after which threads of another package have ceased to wait in a loop: 0.2 where they are Intel's."""
+_CHUNK = {"cpu": 0.2, "cuda": 0.03}
+"""Seconds of one turn; a GPU's clock, and what else it does, differ less."""
 BATCHES = 2
 """Of a timed update."""
 _LOADS = [models.Load(rows, length, beam) for rows in (1, 64) for length in (26, 100) for beam in (1, 5)]
@@ -32,6 +34,10 @@ class Plan(NamedTuple):
     peak: float
     sizes: list[str] | None = None
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.runtime.precision == "bf16" else torch.float32
+
     def time(
         self, cases: list[Case], *, loose: bool = False, rest: float = 0, apart: bool = False, replay: bool = False
     ) -> list[Timing]:  # fmt: skip
@@ -39,7 +45,7 @@ class Plan(NamedTuple):
         their device themselves. replay: as in measure."""
         device = torch.device("cpu") if apart else self.runtime.device
         return measure(
-            cases, rounds=self.rounds, chunk=0.05 if self.quick or device.type == "cuda" else 0.2, device=device,
+            cases, rounds=self.rounds, chunk=_CHUNK[device.type] * (0.25 if self.quick else 1), device=device,
             loose=loose and self.runtime.precision == "bf16", rest=rest, replay=replay,
         )  # fmt: skip
 
@@ -56,8 +62,7 @@ class Plan(NamedTuple):
 
 
 def ops_sections(plan: Plan) -> list[Section]:
-    device = plan.runtime.device
-    dtype = torch.bfloat16 if plan.runtime.precision == "bf16" else torch.float32
+    device, dtype = plan.runtime.device, plan.dtype
     shapes = ops.SHAPES[:1] if plan.quick else ops.SHAPES
     found = []
     for shape in shapes:  # one shape at a time: what its cases hold is let go before the next
@@ -117,7 +122,7 @@ def scaling_sections(plan: Plan) -> list[Section]:
     lengths = (128, 256, 512) if plan.quick else (512, 1024, 2048, 4096)
     if plan.runtime.device.type == "cuda" and not plan.quick:
         lengths = (*lengths, 8192, 16384, 32768, 65536)
-    made = list(scaling.cases(lengths, plan.runtime.device))
+    made = list(scaling.cases(lengths, plan.runtime.device, plan.dtype))
     timed = plan.time([case for _, _, case in made], replay=True)
     measured = [(what, size, timing) for (what, size, _), timing in zip(made, timed, strict=True)]
     slopes = scaling.exponents(measured)

@@ -31,10 +31,13 @@ LONGEST = 8192
 GROUPS = ("length", "k", "memory slots", "vocabulary")
 
 
-def cases(lengths: Sequence[int], device: torch.device) -> Iterator[tuple[str, int, Case]]:
-    """(what it grows with, its size, the case): forward with backward, one sequence or one batch."""
+def cases(
+    lengths: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32
+) -> Iterator[tuple[str, int, Case]]:
+    """(what it grows with, its size, the case): forward with backward, one sequence or one batch. dtype: of what grows
+    with the length."""
     for length in lengths:
-        given = [torch.randn(1, HEADS, length, HEAD, device=device) for _ in range(3)]
+        given = [torch.randn(1, HEADS, length, HEAD, device=device, dtype=dtype) for _ in range(3)]
         sdpa = nn.functional.scaled_dot_product_attention
         methods = METHODS if device.type != "cuda" else on_a_gpu(METHODS)
         if length > LONGEST:

@@ -60,7 +60,8 @@ def measure(
 ) -> list[Timing]:  # fmt: skip
     """Time the cases in turns. chunk: seconds that the calls of one turn take together, at least one call. rest:
     seconds before each turn, in which threads of the case before go to sleep. replay: on a GPU, time what it does,
-    without the host's part: each case is recorded once, and its record run again.
+    without the host's part: each case is recorded once, and its record run again; one that waits for the GPU is timed as
+    it is called, and its name says so.
 
     Raises AttnbenchError for a case that does not give what its definition gives: nothing is timed then.
     """
@@ -73,14 +74,15 @@ def measure(
                 "nothing was timed"
             )
     firsts = [seconds(case.run, 1, device) for case in cases]
-    runs = [recorded(case.run) if replay and device.type == "cuda" else case.run for case in cases]
-    calls = [max(1, min(5000, int(chunk / max(seconds(run, 1, device), 1e-7)))) for run in runs]
+    if replay and device.type == "cuda":
+        cases = [_alone(case) for case in cases]
+    calls = [max(1, min(5000, int(chunk / max(seconds(case.run, 1, device), 1e-7)))) for case in cases]
     taken: list[list[float]] = [[] for _ in cases]
     for turn in range(rounds):
         for place in range(len(cases)):
             at = (place + turn) % len(cases)  # no case always follows the same one
             time.sleep(rest)
-            taken[at].append(seconds(runs[at], calls[at], device))
+            taken[at].append(seconds(cases[at].run, calls[at], device))
     return [
         Timing(
             case.group, case.name, statistics.median(each), min(each), max(each), first, case.work, case.flops, error
@@ -89,13 +91,25 @@ def measure(
     ]
 
 
+def _alone(case: Case) -> Case:
+    try:
+        return case._replace(run=recorded(case.run))
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return case._replace(name=f"{case.name}, as called")
+
+
 def recorded(run: Callable[[], object]) -> Callable[[], object]:
     """What a call does on the GPU, as a CUDA graph to run again. Raises RuntimeError for a call that waits for it."""
     beside = torch.cuda.Stream()
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):
-        for _ in range(2):
+        run()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
             run()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
     torch.cuda.current_stream().wait_stream(beside)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

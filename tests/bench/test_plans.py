@@ -71,8 +71,10 @@ def test_what_a_gpu_has_backends_for():
         "random": ops.Attention(pattern={"kind": "random", "n": 3}),
     }  # fmt: skip
     found = ops.on_a_gpu(methods)
-    assert set(found) == {"sparsemax (triton)", "window (flex)", "softmax (triton)", "softmax (flex)"}
+    added = {"sparsemax (triton)", "window (flex)", "softmax (triton)", "softmax (flex)"}
+    assert set(found) == set(methods) | added
     assert found["window (flex)"] == methods["window"]._replace(backend="flex")
+    assert found["window"] == methods["window"]._replace(backend="dense")
 
 
 def test_gradients_are_checked(monkeypatch):

@@ -64,7 +64,7 @@ def _attention(compiled: bool) -> Callable[..., Any]:
     limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
     # torch counts what it compiles of this function for all patterns together, and past the limit makes all scores
     setattr(torch._dynamo.config, limit, max(getattr(torch._dynamo.config, limit), COMPILED))
-    return torch.compile(flex_attention)
+    return torch.compile(flex_attention, dynamic=True)
 
 
 @functools.lru_cache(maxsize=256)

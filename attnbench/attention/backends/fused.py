@@ -27,12 +27,12 @@ _KINDS: dict[FusedKind, int] = {"softmax": 0, "topk": 0, "sparsemax": 1, "entmax
 _EXCESS: dict[FusedKind, float] = {"softmax": 1.0, "topk": 1.0, "sparsemax": 1.0, "entmax15": 0.5}
 _ALL = 1 << 30
 """More keys than there are: top-k is softmax."""
-LONG = 1024
-"""Keys from which on they are listed."""
+LONG: dict[FusedKind, int] = {"topk": 512, "sparsemax": 512, "entmax15": 1024}
+"""Keys from which on they are listed; an alpha nearer to 1 leaves more weights than lists pay for."""
 _BLOCK = 64
 """Queries of a block that they are listed for."""
 _ROOM: dict[FusedKind, int] = {"topk": 64, "sparsemax": 64, "entmax15": 128}
-"""For listed keys of a row; alpha nearer to 1 has more weights than a list pays for."""
+"""For the listed keys of a row."""
 
 
 def attend(
@@ -82,7 +82,7 @@ def _room(transform: Fused, query: Tensor, keys: Tensor, scale: float) -> int:
     """How many keys are listed for a row; 0: none, where rows are short or hold many weights, and where gradients must
     not depend on the order in which a GPU adds."""
     room = _ROOM.get(transform.kind, 0)
-    short = keys.shape[2] < LONG or query.shape[2] < _BLOCK or scale <= 0
+    short = keys.shape[2] < LONG.get(transform.kind, 0) or query.shape[2] < _BLOCK or scale <= 0
     dense = transform.kind == "topk" and (transform.k or _ALL) > room // 2
     return 0 if short or dense or torch.are_deterministic_algorithms_enabled() else room
 
@@ -153,7 +153,7 @@ class _Attention(torch.autograd.Function):
             assert module is not None
             if given.room:
                 listed = _lists(query, given.room)
-                first, second = _listed_sizes(query, values)
+                first, second = _listed_sizes(query, values, given)
                 module.listed.choose[_grid(rows, first["BLOCK_M"], batch * heads)](
                     query, keys, *listed[:2], most, threshold, listed.crowded, mask, excess,
                     *q, *k, mask.stride(0), *size, query.shape[3], ahead, given.scale, given.k,
@@ -201,7 +201,7 @@ class _Attention(torch.autograd.Function):
         assert module is not None
         if out.numel() and keys.shape[2]:
             if given.room:
-                second = _listed_sizes(query, values)[1]
+                second = _listed_sizes(query, values, given)[1]
                 module.listed.spread[_grid(rows, second["BLOCK_M"], batch * heads)](
                     *read, slope if given.kind else out, mean, *listed[:2], *kept, excess, of_query, of_keys, of_values,
                     *q, *k, *v, *u, *gq, *size, given.scale, given.seed, given.dropout,
@@ -239,14 +239,16 @@ def _lists(query: Tensor, room: int) -> _Listed:
     return _Listed(new(rows, room, 2), new(rows), crowded)
 
 
-def _listed_sizes(query: Tensor, values: Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Tiles and warps of what lists keys, and of what gathers them."""
+def _listed_sizes(query: Tensor, values: Tensor, given: _Given) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Tiles and warps of what lists keys, and of what gathers them. The narrower tile is the faster one; it knows half
+    as many best scores, of which there must be some more than are kept."""
     width, value_width = (max(16, 1 << (each.shape[3] - 1).bit_length()) for each in (query, values))
-    first = {"BLOCK_M": _BLOCK, "BLOCK_N": 64, "WIDTH": width}
-    second = {"BLOCK_M": 16, "VALUE_WIDTH": value_width, "UNROLL": 4}
+    many = given.kind == _KINDS["topk"] and given.k > given.room // 4
+    first = {"BLOCK_M": _BLOCK, "BLOCK_N": 64 if many else 32, "WIDTH": width}
+    second = {"BLOCK_M": 8, "VALUE_WIDTH": value_width, "UNROLL": 4}
     if interpreted():
         return first, second
-    return {**first, "num_warps": 4, "num_stages": 2}, {**second, "num_warps": 4}
+    return {**first, "num_warps": 4, "num_stages": 3}, {**second, "num_warps": 2}
 
 
 def _last_dense(states: Tensor) -> Tensor:

@@ -390,25 +390,35 @@ _COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from attnbench.attention.backends import _kernels
+from attnbench.attention.backends import _kernels, _listed
 
-HALF = {"query", "key", "value", "out", "upstream", "query_slope", "key_slope", "value_slope"}
-WHOLE = {"slope", "threshold", "most", "total", "excess", "mean", "alpha_slope"}
-FIXED = {"KIND": 3, "CAUSAL": True, "VALID": True, "DROPOUT": True, "GRADIENT": True, "LEARNED": True, "WIDTH": 64,
-         "VALUE_WIDTH": 64, "BLOCK_M": 64, "BLOCK_N": 64}
+HALF = {"query", "key", "value", "out", "upstream", "query_slope"}
+WHOLE = {"slope", "threshold", "most", "total", "excess", "mean", "alpha_slope", "key_slope", "value_slope"}
+NUMBERS = {"found", "crowded", "lists"}
+FIXED = {"CAUSAL": True, "VALID": True, "DROPOUT": True, "GRADIENT": True, "LEARNED": True, "WIDTH": 64,
+         "VALUE_WIDTH": 64, "ROOM": 64, "PLAIN": False, "UNROLL": 4}
+POINTERS = {
+    "valid": "*u8", **dict.fromkeys(HALF, "*bf16"), **dict.fromkeys(WHOLE, "*fp32"), **dict.fromkeys(NUMBERS, "*i32")
+}
 
-def kind(name):
-    if name in FIXED:
-        return "constexpr"
-    pointer = {"valid": "*u8"} | dict.fromkeys(HALF, "*bf16") | dict.fromkeys(WHOLE, "*fp32")
-    return pointer.get(name) or ("fp32" if name in ("scale", "rate") else "i32")
-
-for kernel in (_kernels.forward, _kernels.backward_query, _kernels.backward_key):
+def build(kernel, **fixed):
     names = kernel.arg_names
-    fixed = {(names.index(name),): value for name, value in FIXED.items() if name in names}
-    source = ASTSource(fn=kernel, signature={name: kind(name) for name in names}, constexprs=fixed)
+    fixed = {name: value for name, value in {**FIXED, **fixed}.items() if name in names}
+    kinds = {name: POINTERS.get(name) or ("fp32" if name in ("scale", "rate") else "i32") for name in names}
+    source = ASTSource(
+        fn=kernel, signature={**kinds, **dict.fromkeys(fixed, "constexpr")},
+        constexprs={(names.index(name),): value for name, value in fixed.items()},
+    )
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "num_stages": 2})
     print(kernel.__name__, len(made.asm["cubin"]), made.metadata.shared)
+
+for kind in (0, 3):
+    for kernel in (_kernels.forward, _kernels.backward_query, _kernels.backward_key):
+        build(kernel, KIND=kind, BLOCK_M=64, BLOCK_N=64)
+for kind in (0, 2):
+    build(_listed.choose, KIND=kind, BLOCK_M=64, BLOCK_N=32)
+    build(_listed.mix, KIND=kind, BLOCK_M=8)
+    build(_listed.spread, KIND=kind, BLOCK_M=8)
 """
 
 
@@ -417,5 +427,7 @@ def test_the_kernels_compile_for_a_gpu(tmp_path):
     done = subprocess.run([sys.executable, "-c", _COMPILE], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert [name for name, _, _ in lines] == ["forward", "backward_query", "backward_key"]
+    assert [name for name, _, _ in lines] == [
+        *("forward", "backward_query", "backward_key") * 2, *("choose", "mix", "spread") * 2
+    ]  # fmt: skip
     assert all(int(shared) <= 99 * 1024 for _, _, shared in lines)  # what one block of any GPU since 2018 may take
