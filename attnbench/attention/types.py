@@ -14,8 +14,8 @@ from torch import Tensor
 Role = Literal["encoder_self", "decoder_self", "cross"]
 ROLES: tuple[Role, ...] = ("encoder_self", "decoder_self", "cross")
 
-Backend = Literal["auto", "dense", "banded", "flex", "triton"]
-"""What a site goes through; auto: dense or banded, whichever takes less time."""
+Backend = Literal["auto", "dense", "banded", "flex", "sdpa", "triton"]
+"""What a site goes through; auto: what takes least time, dense or banded on a processor."""
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(b, h, q, k) -> bool, elementwise over absolute positions; the signature of flex_attention."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -75,7 +75,9 @@ def measure(
             )
     firsts = [seconds(case.run, 1, device) for case in cases]
     if replay and device.type == "cuda":
-        cases = [_alone(case) for case in cases]
+        torch.cuda.empty_cache()
+        pool = torch.cuda.graph_pool_handle()  # one for all: no record's result is looked at
+        cases = [_alone(case, pool) for case in cases]
     calls = [max(1, min(5000, int(chunk / max(seconds(case.run, 1, device), 1e-7)))) for case in cases]
     taken: list[list[float]] = [[] for _ in cases]
     for turn in range(rounds):
@@ -91,16 +93,19 @@ def measure(
     ]
 
 
-def _alone(case: Case) -> Case:
+def _alone(case: Case, pool: Any) -> Case:
     try:
-        return case._replace(run=recorded(case.run))
+        return case._replace(run=recorded(case.run, pool))
     except RuntimeError:
         torch.cuda.synchronize()
         return case._replace(name=f"{case.name}, as called")
 
 
-def recorded(run: Callable[[], object]) -> Callable[[], object]:
-    """What a call does on the GPU, as a CUDA graph to run again. Raises RuntimeError for a call that waits for it."""
+def recorded(run: Callable[[], object], pool: Any) -> Callable[[], object]:
+    """What a call does on the GPU, as a CUDA graph to run again. pool: of memory, of torch.cuda.graph_pool_handle.
+
+    Raises RuntimeError for a call that waits for the GPU.
+    """
     beside = torch.cuda.Stream()
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):
@@ -112,7 +117,7 @@ def recorded(run: Callable[[], object]) -> Callable[[], object]:
             torch.cuda.set_sync_debug_mode("default")
     torch.cuda.current_stream().wait_stream(beside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool):
         run()
     return graph.replay
 

@@ -385,8 +385,8 @@ def backward_key(
     blocks = tl.cdiv(keys, BLOCK_N)
     block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
-    if ROOM > 0:  # decided when compiled, so not one condition
-        if tl.load(crowded + bh) == 0:  # noqa: SIM102
+    if ROOM > 0:  # noqa: SIM102 - decided when compiled, so not one condition
+        if tl.load(crowded + bh) == 0:
             return
     n = block * BLOCK_N
     k = _load(key + b * kb + h * kh, keys, kn, n, width, BLOCK_N, WIDTH)

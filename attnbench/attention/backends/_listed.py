@@ -7,7 +7,8 @@ no number, is left to the kernels of _kernels.py (`found` > ROOM).
 """
 
 # The parameters of kernels are written as Triton reads them: `tl.constexpr` is decided when a kernel is compiled.
-# pyright: basic, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: basic, reportOperatorIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
+# pyright: reportCallIssue=false
 from __future__ import annotations
 
 import triton
@@ -47,7 +48,8 @@ def _store() -> str:
     names = ("nothing", "product", "least", "slot", "limit", "base", "column", "first", "scale")
     of = [{name: f"${4 * number + each}" for number, name in enumerate(names)} for each in range(4)]
     chosen = [
-        f"setp.ge.f32 p{each}, {o['product']}, {o['least']}; setp.lt.and.s32 p{each}, {o['slot']}, {o['limit']}, p{each};"
+        f"setp.ge.f32 p{each}, {o['product']}, {o['least']};"
+        f"setp.lt.and.s32 p{each}, {o['slot']}, {o['limit']}, p{each};"
         for each, o in enumerate(of)
     ]
     stored = [
@@ -90,8 +92,10 @@ def choose(
     KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROOM: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """List the keys of one block of queries: the bits of the score and the place of each row's first `found`. crowded: of each head,
-    whether a row of it has more than ROOM. most, threshold: where such a row's search may begin."""
+    """List the keys of one block of queries: the bits of the score and the place of each row's first `found`.
+
+    crowded: of each head, whether a row of it has more than ROOM. most, threshold: where such a row's search may begin.
+    """
     blocks = tl.cdiv(queries, BLOCK_M)
     block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads

@@ -16,10 +16,10 @@ class Choice(NamedTuple):
     """What full passes of one site go through. since: the fewest positions with which they do; below, it is dense. gpu:
     the kernels that take their place on a GPU."""
 
-    backend: Literal["dense", "banded", "flex", "triton"]
+    backend: Literal["dense", "banded", "flex", "sdpa", "triton"]
     why: str
     since: int = 1
-    gpu: Literal["triton"] | None = None
+    gpu: Literal["sdpa", "triton"] | None = None
 
     def __str__(self) -> str:
         return f"{self.backend}: {self.why}" + (f"; on a GPU {self.gpu}" if self.gpu else "")
@@ -30,15 +30,18 @@ def choose(site: Site, role: Role, dropout: float = 0.0) -> Choice:
     it."""
     if site.backend == "dense":
         return Choice("dense", "as asked for")
-    if site.backend in ("flex", "triton"):
-        fault = _unfit_for_flex(site, role, dropout) if site.backend == "flex" else _unfit_for_triton(site)
+    if site.backend in ("flex", "sdpa", "triton"):
+        fault = {"flex": _unfit_for_flex, "sdpa": _unfit_for_sdpa, "triton": _unfit_for_triton}[site.backend](
+            site, role, dropout
+        )
         if fault is not None:
             raise ValueError(
                 f"the backend '{site.backend}' cannot serve {role}: {fault}; drop `backend: {site.backend}`"
             )
         return Choice(site.backend, "as asked for")
-    if site.backend == "auto" and site.transform.kind != "softmax" and _unfit_for_triton(site) is None:
-        return Choice("dense", f"the pattern '{site.pattern.kind}' leaves no key out", gpu="triton")
+    if site.backend == "auto" and _unfit_for_triton(site, role, dropout) is None:
+        gpu = "triton" if _unfit_for_sdpa(site, role, dropout) else "sdpa"
+        return Choice("dense", f"the pattern '{site.pattern.kind}' leaves no key out", gpu=gpu)
     fault = _unfit(site, role)
     if fault is None:
         if site.backend == "banded":
@@ -77,7 +80,15 @@ def _unfit_for_flex(site: Site, role: Role, dropout: float) -> str | None:
     return _not_products(site)
 
 
-def _unfit_for_triton(site: Site) -> str | None:
+def _unfit_for_sdpa(site: Site, role: Role, dropout: float) -> str | None:
+    if site.transform.kind != "softmax":
+        return f"it knows softmax, not the transform '{site.transform.kind}'"
+    if site.pattern.kind != "full":
+        return f"it knows no pattern, and there is '{site.pattern.kind}'"
+    return _not_products(site)
+
+
+def _unfit_for_triton(site: Site, role: Role, dropout: float) -> str | None:
     if site.pattern.kind != "full":
         return f"it knows no pattern, and there is '{site.pattern.kind}'"
     if site.transform.fused(site.transform.build(Dims())) is None:

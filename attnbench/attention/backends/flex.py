@@ -43,17 +43,20 @@ def attend(
         raise MissingExtraError("the backend 'flex' needs a CUDA device; drop `backend: flex`, or take --device cuda")
     rows, length = query.shape[0], query.shape[2]
     beyond = -length % BLOCK
-    if valid is None:
-        valid = torch.ones(rows, length, dtype=torch.bool, device=query.device)
-    there = nn.functional.pad(valid, (0, beyond))
+    there = None
+    if valid is not None or beyond:
+        there = torch.ones(rows, length, dtype=torch.bool, device=query.device) if valid is None else valid
+        there = nn.functional.pad(there, (0, beyond))
     wide = functools.reduce(torch.promote_types, (each.dtype for each in (query, keys, values)))
     filled = [nn.functional.pad(each.to(wide), (0, 0, 0, beyond)) for each in (query, keys, values)]
 
     def padding(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        assert there is not None
         return torch.where(there[b, k], score, -torch.inf)
 
     mask = None if rule is None else _blocks(rule, length + beyond, query.device)
-    context = _attention(query.is_cuda)(*filled, score_mod=padding, block_mask=mask, scale=scale)
+    score_mod = None if there is None else padding
+    context = _attention(query.is_cuda)(*filled, score_mod=score_mod, block_mask=mask, scale=scale)
     return context[:, :, :length].to(values.dtype)
 
 
@@ -64,7 +67,7 @@ def _attention(compiled: bool) -> Callable[..., Any]:
     limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
     # torch counts what it compiles of this function for all patterns together, and past the limit makes all scores
     setattr(torch._dynamo.config, limit, max(getattr(torch._dynamo.config, limit), COMPILED))
-    return torch.compile(flex_attention, dynamic=True)
+    return torch.compile(flex_attention)
 
 
 @functools.lru_cache(maxsize=256)

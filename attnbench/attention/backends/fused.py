@@ -103,6 +103,11 @@ def kernels() -> _Kernels | None:
         return None
 
 
+def compiles() -> bool:
+    """Whether kernels are compiled for a GPU."""
+    return not interpreted() and kernels() is not None
+
+
 def interpreted() -> bool:
     """Whether kernels run as plain Python, on any device: slow, for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from attnbench.attention.backends import banded, chunked, flex, fused, single
+from attnbench.attention.backends import banded, chunked, flex, fused, sdpa, single
 from attnbench.attention.backends.base import choose
 from attnbench.attention.history import left, unfold
 from attnbench.attention.modules.base import Site
@@ -139,11 +140,15 @@ class Scored(nn.Module):
     def _normaliser(self) -> ScoreTransform:
         return softmax if self.dense_in_eval and not self.training else self.transform
 
-    def _kernel_for(self, queries: Tensor, values: Tensor, positions: Positions) -> Literal["triton", "flex"] | None:
+    def _kernel_for(
+        self, queries: Tensor, values: Tensor, positions: Positions
+    ) -> Literal["flex", "sdpa", "triton"] | None:
         """The kernels that multiply queries and keys themselves and take this call."""
         backend = self.choice.backend
-        if self.choice.gpu is not None and queries.is_cuda and fused.kernels() is not None:
+        if self.choice.gpu is not None and queries.is_cuda and (self.choice.gpu == "sdpa" or fused.compiles()):
             backend = self.choice.gpu
+        if backend == "sdpa":
+            return backend
         if backend == "triton":
             fits = max(queries.shape[-1], values.shape[-1]) <= fused.WIDEST and queries.dtype != torch.float64
             return backend if fits else None
@@ -151,18 +156,19 @@ class Scored(nn.Module):
         return backend if backend == "flex" and full and queries.shape[-1] >= flex.NARROWEST else None
 
     def _by_kernel(
-        self, kernel: Literal["triton", "flex"], queries: Tensor, keys: Tensor, values: Tensor, memory: Memory
+        self, kernel: Literal["flex", "sdpa", "triton"], queries: Tensor, keys: Tensor, values: Tensor, memory: Memory
     ) -> Float[Tensor, "B H Q E2"]:
         scale, causal = self.score.scale, self.role == "decoder_self"
         assert scale is not None  # or the backend would not have been chosen
         if kernel == "flex":
             return flex.attend(queries, keys, values, rule=self.rule, scale=scale, valid=memory.valid)
-        transform = Fused("softmax") if self._normaliser is softmax else self.kernel(self.transform)
-        assert transform is not None  # the same
         rate = self.dropout.p if self.training else 0.0
-        return fused.attend(
-            queries, keys, values, transform, scale=scale, valid=memory.valid, causal=causal, dropout=rate
-        )
+        attend = sdpa.attend
+        if kernel == "triton":
+            transform = Fused("softmax") if self._normaliser is softmax else self.kernel(self.transform)
+            assert transform is not None  # the same
+            attend = functools.partial(fused.attend, transform=transform)
+        return attend(queries, keys, values, scale=scale, valid=memory.valid, causal=causal, dropout=rate)
 
     def _layout(self, memory: Memory, positions: Positions) -> Layout | None:
         """The pattern's own keys, where a full pass over them pays; None: all scores are made."""
