@@ -60,8 +60,8 @@ def measure(
 ) -> list[Timing]:  # fmt: skip
     """Time the cases in turns. chunk: seconds that the calls of one turn take together, at least one call. rest:
     seconds before each turn, in which threads of the case before go to sleep. replay: on a GPU, time what it does,
-    without the host's part: each case is recorded once, and its record run again; one that waits for the GPU is timed as
-    it is called, and its name says so.
+    without the host's part: each case is recorded once, and its record run again; one that waits for the GPU is timed
+    as it is called, and its name says so.
 
     Raises AttnbenchError for a case that does not give what its definition gives: nothing is timed then.
     """

@@ -334,7 +334,7 @@ def backward_query(
     end = keys
     if CAUSAL:
         end = tl.minimum(keys, first + BLOCK_M + ahead)
-    found = tl.zeros([BLOCK_M, WIDTH], tl.float32)
+    of_query = tl.zeros([BLOCK_M, WIDTH], tl.float32)
     gain_0 = tl.zeros([BLOCK_M], tl.float32)
     gain_1 = tl.zeros([BLOCK_M], tl.float32)
     gain_2 = tl.zeros([BLOCK_M], tl.float32)
@@ -361,11 +361,11 @@ def backward_query(
             sum_1 += tl.sum(once, 1)
             sum_2 += tl.sum(twice, 1)
         changed = tl.where(part == 0.0, 0.0, part * (gain - middle[:, None]) * scale)
-        found += tl.dot(changed.to(k.dtype), k, input_precision=PRECISION)
+        of_query += tl.dot(changed.to(k.dtype), k, input_precision=PRECISION)
     column = tl.arange(0, WIDTH)
     at = row[:, None] * gm + column[None, :]
     tl.store(
-        query_slope + b * gb + h * gh + at, found.to(query_slope.dtype.element_ty),
+        query_slope + b * gb + h * gh + at, of_query.to(query_slope.dtype.element_ty),
         mask=there[:, None] & (column < width)[None, :],
     )  # fmt: skip
     if LEARNED:

@@ -335,7 +335,7 @@ def spread(
     lists_of = lists + place * (2 * ROOM)
     narrow, wide = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
     keys_of, values_of = key + b * kb + h * kh, value + b * vb + h * vh
-    found_query = tl.zeros([BLOCK_M, WIDTH], tl.float32)
+    of_query = tl.zeros([BLOCK_M, WIDTH], tl.float32)
     for j in tl.range(0, tl.max(number, 0), loop_unroll_factor=UNROLL):
         there = j < number
         one, at = _entry(lists_of, j, there)
@@ -357,7 +357,7 @@ def spread(
             gain = gain * kept
             weight = mass * kept
         changed = tl.where(some, part * (gain - middle) * scale, 0.0)
-        found_query += changed[:, None] * k
+        of_query += changed[:, None] * k
         to = bh * keys + at
         tl.atomic_add(
             key_slope + to[:, None] * width + narrow[None, :], changed[:, None] * q, mask=k_mask, sem="relaxed"
@@ -367,6 +367,6 @@ def spread(
         )
     at = row[:, None] * gm + narrow[None, :]
     tl.store(
-        query_slope + b * gb + h * gh + at, found_query.to(query_slope.dtype.element_ty),
+        query_slope + b * gb + h * gh + at, of_query.to(query_slope.dtype.element_ty),
         mask=rows[:, None] & (narrow < width)[None, :],
     )  # fmt: skip

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -36,28 +36,35 @@ def attend(
 ) -> Float[Tensor, "B H L E2"]:
     """Context of every query of a full pass of self-attention, in the type of the values.
 
-    rule: of a pattern that is not drawn. Raises MissingExtraError for a gradient without a CUDA device, where torch
-    has none.
+    rule: of a pattern that is not drawn. valid: padded on the right, as batches are. Raises MissingExtraError for a
+    gradient without a CUDA device, where torch has none, and RuntimeError for another `valid`.
     """
     if not query.is_cuda and torch.is_grad_enabled():
         raise MissingExtraError("the backend 'flex' needs a CUDA device; drop `backend: flex`, or take --device cuda")
-    rows, length = query.shape[0], query.shape[2]
+    length = query.shape[2]
     beyond = -length % BLOCK
-    there = None
-    if valid is not None or beyond:
-        there = torch.ones(rows, length, dtype=torch.bool, device=query.device) if valid is None else valid
-        there = nn.functional.pad(there, (0, beyond))
+    lengths = _lengths(query, valid) if valid is not None or beyond else None
     wide = functools.reduce(torch.promote_types, (each.dtype for each in (query, keys, values)))
     filled = [nn.functional.pad(each.to(wide), (0, 0, 0, beyond)) for each in (query, keys, values)]
 
     def padding(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        assert there is not None
-        return torch.where(there[b, k], score, -torch.inf)
+        assert lengths is not None  # a comparison: to look up each key would take many times as long
+        return torch.where(k < lengths[b], score, -torch.inf)
 
     mask = None if rule is None else _blocks(rule, length + beyond, query.device)
-    score_mod = None if there is None else padding
+    score_mod = None if lengths is None else padding
     context = _attention(query.is_cuda)(*filled, score_mod=score_mod, block_mask=mask, scale=scale)
     return context[:, :, :length].to(values.dtype)
+
+
+def _lengths(query: Tensor, valid: Bool[Tensor, "B L"] | None) -> Int[Tensor, "B"]:
+    rows, length = query.shape[0], query.shape[2]
+    if valid is None:
+        return torch.full((rows,), length, dtype=torch.int32, device=query.device)
+    lengths = valid.sum(1, dtype=torch.int32)
+    padded = torch.arange(length, device=valid.device) < lengths[:, None]
+    torch._assert_async((padded == valid).all(), "the backend 'flex' takes rows that are padded on the right alone")
+    return lengths
 
 
 @functools.cache

@@ -1,6 +1,6 @@
-"""Sparse attention in Triton: scores, weights and contexts in one kernel, which never writes a score (_kernels.py); long
-rows of few weights from lists of the keys that can have one (_listed.py).
+"""Sparse attention in Triton: scores, weights and contexts in one kernel, which never writes a score (_kernels.py).
 
+Long rows of few weights go by lists of the keys that can have one (_listed.py).
 For softmax over the k best keys, sparsemax and alpha-entmax with alpha in (1, 2], in float32, float16 and bfloat16.
 """
 
@@ -29,8 +29,8 @@ _ALL = 1 << 30
 """More keys than there are: top-k is softmax."""
 LONG: dict[FusedKind, int] = {"topk": 512, "sparsemax": 512, "entmax15": 1024}
 """Keys from which on they are listed; an alpha nearer to 1 leaves more weights than lists pay for."""
-_BLOCK = 64
-"""Queries of a block that they are listed for."""
+FEWEST = 64
+"""Queries from which on."""
 _ROOM: dict[FusedKind, int] = {"topk": 64, "sparsemax": 64, "entmax15": 128}
 """For the listed keys of a row."""
 
@@ -82,7 +82,7 @@ def _room(transform: Fused, query: Tensor, keys: Tensor, scale: float) -> int:
     """How many keys are listed for a row; 0: none, where rows are short or hold many weights, and where gradients must
     not depend on the order in which a GPU adds."""
     room = _ROOM.get(transform.kind, 0)
-    short = keys.shape[2] < LONG.get(transform.kind, 0) or query.shape[2] < _BLOCK or scale <= 0
+    short = keys.shape[2] < LONG.get(transform.kind, 0) or query.shape[2] < FEWEST or scale <= 0
     dense = transform.kind == "topk" and (transform.k or _ALL) > room // 2
     return 0 if short or dense or torch.are_deterministic_algorithms_enabled() else room
 
@@ -249,7 +249,7 @@ def _listed_sizes(query: Tensor, values: Tensor, given: _Given) -> tuple[dict[st
     as many best scores, of which there must be some more than are kept."""
     width, value_width = (max(16, 1 << (each.shape[3] - 1).bit_length()) for each in (query, values))
     many = given.kind == _KINDS["topk"] and given.k > given.room // 4
-    first = {"BLOCK_M": _BLOCK, "BLOCK_N": 64 if many else 32, "WIDTH": width}
+    first = {"BLOCK_M": 64, "BLOCK_N": 64 if many else 32, "WIDTH": width}
     second = {"BLOCK_M": 8, "VALUE_WIDTH": value_width, "UNROLL": 4}
     if interpreted():
         return first, second

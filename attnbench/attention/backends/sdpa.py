@@ -19,8 +19,10 @@ def attend(
     causal: bool = False,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B H Q E2"]:
-    """Context of every query, in the type of the values; 0 where a query has no key. causal: query i stands at the place
-    K - Q + i of the keys. dropout: on the weights."""
+    """Context of every query, in the type of the values; 0 where a query has no key.
+
+    causal: query i stands at the place K - Q + i of the keys. dropout: on the weights.
+    """
     rows, length = query.shape[2], keys.shape[2]
     wide = functools.reduce(torch.promote_types, (each.dtype for each in (query, keys, values)))
     states = [each.to(wide) for each in (query, keys, values)]

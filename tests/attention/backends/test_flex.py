@@ -86,6 +86,12 @@ def test_a_module_takes_it_for_full_passes_and_the_definition_for_steps():
             torch.testing.assert_close(context[:, 0], whole[:, step], rtol=1e-4, atol=1e-5)
 
 
+def test_rows_that_are_not_padded_on_the_right_are_refused():
+    states, valid = torch.randn(1, 1, 4, 16), torch.tensor([[False, True, True, True]])
+    with torch.no_grad(), pytest.raises(RuntimeError, match="padded on the right alone"):
+        flex.attend(states, states, states, rule=None, scale=1.0, valid=valid)
+
+
 def test_lengths_of_the_same_blocks_share_their_mask():
     rule = pattern("window").mask_mod("encoder_self")
     flex._blocks.cache_clear()
