@@ -11,6 +11,9 @@ from attnbench.bench.results import Section, relative
 
 _WIDTH = 9.0
 """Of the picture, in inches."""
+_DASHES = ("-", "--", ":")
+"""Of ten lines each, since colours come again."""
+_COSTS = [mantissa * 10.0**power for power in range(-4, 6) for mantissa in (1, 1.2, 1.5, 2, 3, 5, 7)]
 _TICKS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 
@@ -40,11 +43,16 @@ def _lines(section: Section, axis: Any) -> None:
     series: dict[str, list[tuple[float, float]]] = {}
     for each in section.timings:
         series.setdefault(each.name, []).append((float(each.group.rsplit(" ", 1)[1]), 1e3 * each.median))
-    for name, points in series.items():
+    for number, (name, points) in enumerate(series.items()):
         slope = (section.exponents or {}).get(name)
-        axis.loglog(*zip(*points, strict=True), marker=".", label=name if slope is None else f"{name}: {slope:.2f}")
+        label = name if slope is None else f"{name}: {slope:.2f}"
+        axis.loglog(*zip(*points, strict=True), _DASHES[number // 10 % len(_DASHES)], marker=".", label=label)
     sizes = sorted({size for points in series.values() for size, _ in points})
     axis.set_xticks(sizes, [f"{size:,.0f}" for size in sizes])
+    low, high = (pick(cost for points in series.values() for _, cost in points) for pick in (min, max))
+    ticks = [tick for tick in _COSTS if 0.8 * low <= tick <= 1.25 * high]
+    if high < 100 * low and len(ticks) > 1:  # matplotlib alone would mark powers of ten, of which there is one at most
+        axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.minorticks_off()
     axis.set_ylabel("milliseconds")
     axis.grid(alpha=0.3)

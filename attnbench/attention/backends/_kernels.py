@@ -7,7 +7,7 @@ is found from below by Newton's method on `(sum p)^e = 1`, as in torch operation
 """
 
 # The parameters of kernels are written as Triton reads them: `tl.constexpr` is decided when a kernel is compiled.
-# pyright: basic, reportOperatorIssue=false
+# pyright: basic, reportOperatorIssue=false, reportArgumentType=false
 from __future__ import annotations
 
 import triton

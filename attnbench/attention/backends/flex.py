@@ -63,7 +63,9 @@ def _lengths(query: Tensor, valid: Bool[Tensor, "B L"] | None) -> Int[Tensor, "B
         return torch.full((rows,), length, dtype=torch.int32, device=query.device)
     lengths = valid.sum(1, dtype=torch.int32)
     padded = torch.arange(length, device=valid.device) < lengths[:, None]
-    torch._assert_async((padded == valid).all(), "the backend 'flex' takes rows that are padded on the right alone")
+    torch._assert_async(  # pyright: ignore[reportPrivateImportUsage] - which waits for nothing
+        (padded == valid).all(), "the backend 'flex' takes rows that are padded on the right alone"
+    )
     return lengths
 
 
