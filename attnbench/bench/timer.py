@@ -12,7 +12,11 @@ import torch
 from attnbench.core.errors import AttnbenchError
 
 TOLERANCE = 1e-3
-"""Largest difference from its definition, in float32, with which a case is timed; half precisions have ten times it."""
+"""Most by which a case may differ from its definition, in float32, to be timed; half precisions have ten times it."""
+
+
+_WAITS = ("synchronizing", "capturing")
+"""What torch says of a call that waits for the GPU."""
 
 
 class Case(NamedTuple):
@@ -96,7 +100,9 @@ def measure(
 def _alone(case: Case, pool: Any) -> Case:
     try:
         return case._replace(run=recorded(case.run, pool))
-    except RuntimeError:
+    except RuntimeError as error:
+        if isinstance(error, torch.cuda.OutOfMemoryError) or not any(word in str(error) for word in _WAITS):
+            raise
         torch.cuda.synchronize()
         return case._replace(name=f"{case.name}, as called")
 
@@ -110,11 +116,12 @@ def recorded(run: Callable[[], object], pool: Any) -> Callable[[], object]:
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):
         run()
+        before = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("error")
         try:
             run()
         finally:
-            torch.cuda.set_sync_debug_mode("default")
+            torch.cuda.set_sync_debug_mode(before)
     torch.cuda.current_stream().wait_stream(beside)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):

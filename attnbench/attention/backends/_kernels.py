@@ -135,7 +135,8 @@ def forward(
     """Contexts of one block of queries. For backward: slope, the mean of the values under the part that the gradient
     goes through; threshold, most and total of each row.
 
-    ROOM: unless 0, only rows that have more listed keys (_listed.py); most and threshold are where their search begins.
+    ROOM: unless 0, only rows that have more listed keys (_listed.py). Newton's method goes on from their most and
+    threshold; top-k begins anew, since a bound that is a score might be missed by that score, rounded otherwise.
     """
     blocks = tl.cdiv(queries, BLOCK_M)
     block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
@@ -160,10 +161,9 @@ def forward(
     low = tl.full([BLOCK_M], float("inf"), tl.float32)
     living = tl.zeros([BLOCK_M], tl.float32)
     t = tl.zeros([BLOCK_M], tl.float32)
-    if ROOM > 0:
+    if ROOM > 0 and KIND != TOPK:
         centre = tl.load(most + place, mask=rows, other=0.0)
         t = tl.load(threshold + place, mask=rows, other=0.0)
-        living = tl.where(rows, number, 0).to(tl.float32)  # that reach t
     else:
         for n in range(0, end, BLOCK_N):
             alive = _alive(valid_of, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
@@ -179,7 +179,7 @@ def forward(
     if KIND == TOPK:
         # The least of a row's `count` best lies in [t, high); at least `count` keys score t or more.
         high = centre + tl.maximum(tl.abs(centre), 1.0) * 1e-6
-        above = living
+        above = tl.where(rows, living, 0.0)
         going = tl.max((above > count).to(tl.int32), 0)
         for _ in range(ROUNDS):  # a `while` here is more than Triton 3.6 can lay out
             if going > 0:

@@ -1,6 +1,6 @@
 """Triton kernels of fused.py for long rows of few weights: the keys that can have one are listed, then gathered.
 
-The largest score of each class of keys, positions equal modulo BLOCK_N, is found in one pass. From these alone a row's
+The largest score of each class of keys, places equal modulo 2 BLOCK_N, is found in one pass. From these alone a row's
 threshold would lie no higher than it does: what is below it has no weight. A second pass lists the rest, ROOM at most;
 weights, contexts and gradients are then computed from the listed keys. A row with more of them, or with a score that is
 no number, is left to the kernels of _kernels.py (`found` > ROOM).

@@ -39,9 +39,6 @@ def choose(site: Site, role: Role, dropout: float = 0.0) -> Choice:
                 f"the backend '{site.backend}' cannot serve {role}: {fault}; drop `backend: {site.backend}`"
             )
         return Choice(site.backend, "as asked for")
-    if site.backend == "auto" and _unfit_for_triton(site, role, dropout) is None:
-        gpu = "triton" if _unfit_for_sdpa(site, role, dropout) else "sdpa"
-        return Choice("dense", f"the pattern '{site.pattern.kind}' leaves no key out", gpu=gpu)
     fault = _unfit(site, role)
     if fault is None:
         if site.backend == "banded":
@@ -51,13 +48,13 @@ def choose(site: Site, role: Role, dropout: float = 0.0) -> Choice:
         return Choice("banded", f"the pattern '{site.pattern.kind}', from {since} positions on", since)
     if site.backend == "banded" and site.pattern.sparse and role != "cross":
         raise ValueError(f"the backend 'banded' cannot serve this site: {fault}; drop `backend: banded`")
-    return Choice("dense", fault)
+    return Choice("dense", fault, gpu=_on_a_gpu(site, role, dropout) if site.backend == "auto" else None)
 
 
 def chosen(model: nn.Module) -> dict[str, str]:
     """The backend of each site's full passes, and why; a site that differs from layer to layer has one line for each.
 
-    Passes that are asked for their weights are always dense; steps of decoding too, unless Triton serves them.
+    Passes that are asked for their weights are always dense; steps of decoding too, unless SDPA or Triton serves them.
     """
     found: dict[str, list[str]] = {}
     for module in model.modules():
@@ -66,6 +63,15 @@ def chosen(model: nn.Module) -> dict[str, str]:
             if str(choice) not in said:
                 said.append(str(choice))
     return {role: "; ".join(said) for role, said in found.items()}
+
+
+def _on_a_gpu(site: Site, role: Role, dropout: float) -> Literal["sdpa", "triton"] | None:
+    if site.pattern.kind != "full" or site.transform.needs_upper:
+        return None
+    with torch.random.fork_rng(devices=()):  # what is built to be asked draws its parameters
+        if _unfit_for_sdpa(site, role, dropout) is None:
+            return "sdpa"
+        return "triton" if _unfit_for_triton(site, role, dropout) is None else None
 
 
 def _unfit_for_flex(site: Site, role: Role, dropout: float) -> str | None:

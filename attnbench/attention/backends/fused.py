@@ -103,9 +103,12 @@ def kernels() -> _Kernels | None:
         return None
 
 
-def compiles() -> bool:
-    """Whether kernels are compiled for a GPU."""
-    return not interpreted() and kernels() is not None
+@functools.cache
+def compiles(device: torch.device) -> bool:
+    """Whether kernels are compiled for this GPU: one of NVIDIA's that knows bfloat16 and tf32."""
+    if interpreted() or kernels() is None or device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def interpreted() -> bool:
@@ -127,7 +130,7 @@ class _Given(NamedTuple):
 
 class _Listed(NamedTuple):
     """Of each row, the bits of the score and the place of keys that can have a weight, and how many they are; of each
-    head, whether a row has more than there is room for."""
+    head, whether a row has more than there is room for. Kept for backward, 8 bytes an entry."""
 
     lists: Tensor
     found: Tensor
@@ -162,7 +165,7 @@ class _Attention(torch.autograd.Function):
                 module.listed.choose[_grid(rows, first["BLOCK_M"], batch * heads)](
                     query, keys, *listed[:2], most, threshold, listed.crowded, mask, excess,
                     *q, *k, mask.stride(0), *size, query.shape[3], ahead, given.scale, given.k,
-                    **where, **first, ROOM=given.room, PLAIN=interpreted(),
+                    **where, **first, ROOM=given.room, PLAIN=interpreted() or torch.version.hip is not None,
                 )  # fmt: skip
                 module.listed.mix[_grid(rows, second["BLOCK_M"], batch * heads)](
                     values, *listed[:2], out, slope, threshold, most, total, excess,
@@ -248,12 +251,13 @@ def _listed_sizes(query: Tensor, values: Tensor, given: _Given) -> tuple[dict[st
     """Tiles and warps of what lists keys, and of what gathers them. The narrower tile is the faster one; it knows half
     as many best scores, of which there must be some more than are kept."""
     width, value_width = (max(16, 1 << (each.shape[3] - 1).bit_length()) for each in (query, values))
+    exact = query.dtype == torch.float32  # which takes twice the memory that a block of threads shares
     many = given.kind == _KINDS["topk"] and given.k > given.room // 4
-    first = {"BLOCK_M": 64, "BLOCK_N": 64 if many else 32, "WIDTH": width}
+    first = {"BLOCK_M": 32 if exact and width > 64 else 64, "BLOCK_N": 64 if many else 32, "WIDTH": width}
     second = {"BLOCK_M": 8, "VALUE_WIDTH": value_width, "UNROLL": 4}
     if interpreted():
         return first, second
-    return {**first, "num_warps": 4, "num_stages": 3}, {**second, "num_warps": 2}
+    return {**first, "num_warps": 4, "num_stages": 2 if exact else 3}, {**second, "num_warps": 2}
 
 
 def _last_dense(states: Tensor) -> Tensor:

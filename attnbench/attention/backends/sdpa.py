@@ -19,7 +19,7 @@ def attend(
     causal: bool = False,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B H Q E2"]:
-    """Context of every query, in the type of the values; 0 where a query has no key.
+    """Context of every query, in the type of the values; 0 where a query has no key. Masked keys must be finite.
 
     causal: query i stands at the place K - Q + i of the keys. dropout: on the weights.
     """
@@ -34,7 +34,8 @@ def attend(
     mix = functools.partial(
         nn.functional.scaled_dot_product_attention, *states, dropout_p=dropout, is_causal=square, scale=scale
     )
-    if allowed is None:
-        return mix().to(values.dtype)
-    alone = ~allowed.any(-1, keepdim=True)  # a softmax of nothing would be NaN, and so would its gradients
-    return mix(attn_mask=allowed | alone).masked_fill(alone, 0.0).to(values.dtype)
+    with torch.autocast(query.device.type, enabled=False):
+        if allowed is None:
+            return mix().to(values.dtype)
+        alone = ~allowed.any(-1, keepdim=True)  # a softmax of nothing would be NaN, and so would its gradients
+        return mix(attn_mask=allowed | alone).masked_fill(alone, 0.0).to(values.dtype)

@@ -145,8 +145,9 @@ class Scored(nn.Module):
     ) -> Literal["flex", "sdpa", "triton"] | None:
         """The kernels that multiply queries and keys themselves and take this call."""
         backend = self.choice.backend
-        if self.choice.gpu is not None and queries.is_cuda and (self.choice.gpu == "sdpa" or fused.compiles()):
-            backend = self.choice.gpu
+        if self.choice.gpu is not None and queries.is_cuda:
+            gpu = "sdpa" if self._normaliser is softmax else self.choice.gpu
+            backend = gpu if gpu == "sdpa" or fused.compiles(queries.device) else backend
         if backend == "sdpa":
             return backend
         if backend == "triton":

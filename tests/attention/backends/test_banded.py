@@ -188,7 +188,7 @@ def test_a_model_says_what_each_site_goes_through():
     )
     told = chosen(model)
     assert told["encoder_self"].startswith("banded: the pattern 'window', from ")
-    assert told["cross"] == "dense: it serves self-attention alone"
+    assert told["cross"] == "dense: it serves self-attention alone; on a GPU sdpa"
 
 
 @pytest.mark.parametrize("kind", SPARSE)

@@ -78,6 +78,13 @@ def test_on_a_gpu_softmax_goes_through_it_and_sparse_transforms_through_triton()
     assert str(choose(site("auto"), "cross")).endswith("; on a GPU sdpa")
 
 
+@pytest.mark.parametrize("score", ["additive", "bilinear", "scaled_dot"])
+def test_to_choose_draws_nothing(score):
+    before = torch.get_rng_state()
+    choose(site("auto", {"kind": "entmax", "alpha": "learned"}, score=score), "cross")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize(("changed", "why"), [
     ({"transform": "sparsemax"}, "knows softmax, not the transform 'sparsemax'"),
     ({"pattern": {"kind": "window", "n": 3}}, "knows no pattern"),
