@@ -31,9 +31,10 @@ def choose(site: Site, role: Role, dropout: float = 0.0) -> Choice:
     if site.backend == "dense":
         return Choice("dense", "as asked for")
     if site.backend in ("flex", "sdpa", "triton"):
-        fault = {"flex": _unfit_for_flex, "sdpa": _unfit_for_sdpa, "triton": _unfit_for_triton}[site.backend](
-            site, role, dropout
-        )
+        if site.backend == "flex":
+            fault = _unfit_for_flex(site, role, dropout)
+        else:
+            fault = _unfit_for_sdpa(site) if site.backend == "sdpa" else _unfit_for_triton(site)
         if fault is not None:
             raise ValueError(
                 f"the backend '{site.backend}' cannot serve {role}: {fault}; drop `backend: {site.backend}`"
@@ -48,7 +49,7 @@ def choose(site: Site, role: Role, dropout: float = 0.0) -> Choice:
         return Choice("banded", f"the pattern '{site.pattern.kind}', from {since} positions on", since)
     if site.backend == "banded" and site.pattern.sparse and role != "cross":
         raise ValueError(f"the backend 'banded' cannot serve this site: {fault}; drop `backend: banded`")
-    return Choice("dense", fault, gpu=_on_a_gpu(site, role, dropout) if site.backend == "auto" else None)
+    return Choice("dense", fault, gpu=_on_a_gpu(site) if site.backend == "auto" else None)
 
 
 def chosen(model: nn.Module) -> dict[str, str]:
@@ -65,13 +66,13 @@ def chosen(model: nn.Module) -> dict[str, str]:
     return {role: "; ".join(said) for role, said in found.items()}
 
 
-def _on_a_gpu(site: Site, role: Role, dropout: float) -> Literal["sdpa", "triton"] | None:
+def _on_a_gpu(site: Site) -> Literal["sdpa", "triton"] | None:
     if site.pattern.kind != "full" or site.transform.needs_upper:
         return None
     with torch.random.fork_rng(devices=()):  # what is built to be asked draws its parameters
-        if _unfit_for_sdpa(site, role, dropout) is None:
+        if _unfit_for_sdpa(site) is None:
             return "sdpa"
-        return "triton" if _unfit_for_triton(site, role, dropout) is None else None
+        return "triton" if _unfit_for_triton(site) is None else None
 
 
 def _unfit_for_flex(site: Site, role: Role, dropout: float) -> str | None:
@@ -86,7 +87,7 @@ def _unfit_for_flex(site: Site, role: Role, dropout: float) -> str | None:
     return _not_products(site)
 
 
-def _unfit_for_sdpa(site: Site, role: Role, dropout: float) -> str | None:
+def _unfit_for_sdpa(site: Site) -> str | None:
     if site.transform.kind != "softmax":
         return f"it knows softmax, not the transform '{site.transform.kind}'"
     if site.pattern.kind != "full":
@@ -94,7 +95,7 @@ def _unfit_for_sdpa(site: Site, role: Role, dropout: float) -> str | None:
     return _not_products(site)
 
 
-def _unfit_for_triton(site: Site, role: Role, dropout: float) -> str | None:
+def _unfit_for_triton(site: Site) -> str | None:
     if site.pattern.kind != "full":
         return f"it knows no pattern, and there is '{site.pattern.kind}'"
     if site.transform.fused(site.transform.build(Dims())) is None:

@@ -240,11 +240,12 @@ def _parts(both: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 def _lists(query: Tensor, room: int) -> _Listed:
     batch, heads, rows, _ = query.shape
 
-    def new(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.empty(batch, heads, *shape, dtype=dtype, device=query.device)
-
-    crowded = torch.zeros(batch, heads, dtype=torch.int32, device=query.device)
-    return _Listed(new(rows, room, 2), new(rows), crowded)
+    kind = {"dtype": torch.int32, "device": query.device}
+    return _Listed(
+        torch.empty(batch, heads, rows, room, 2, **kind),
+        torch.empty(batch, heads, rows, **kind),
+        torch.zeros(batch, heads, **kind),
+    )
 
 
 def _listed_sizes(query: Tensor, values: Tensor, given: _Given) -> tuple[dict[str, Any], dict[str, Any]]:
