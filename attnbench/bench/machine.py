@@ -9,7 +9,7 @@ import torch
 
 from attnbench.bench.timer import seconds
 from attnbench.core import native, processor
-from attnbench.train.runtime import keep_freed_memory, use_onednn_float32
+from attnbench.train.runtime import keep_freed_memory, multiplies_bfloat16, use_onednn_float32
 
 _SIDE = {"cpu": 1024, "cuda": 8192}
 """Side of the matrices whose product is timed."""
@@ -58,7 +58,8 @@ def set_up(device: torch.device) -> list[Choice]:
 def roofline(device: torch.device) -> Roofline:
     side = _SIDE[device.type]
     flops = {}
-    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+    known = {"fp32": torch.float32, **({"bf16": torch.bfloat16} if multiplies_bfloat16(device) else {})}
+    for name, dtype in known.items():
         left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
         flops[name] = 2 * side**3 / _fastest(lambda left=left, right=right: left @ right, device)
     block = torch.zeros(_BYTES[device.type], dtype=torch.int8, device=device)
@@ -71,6 +72,7 @@ def signature(device: torch.device, precision: str) -> dict[str, Any]:
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "processor": processor.name(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "precision": precision,
         "torch": torch.__version__,

@@ -18,7 +18,7 @@ from attnbench.core import processor
 from attnbench.core.errors import SpecError
 from attnbench.core.files import write_atomic
 from attnbench.core.spec import unknown
-from attnbench.train.runtime import Runtime, choose_device, use_threads
+from attnbench.train.runtime import choose_device, choose_runtime, use_threads
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,7 +62,9 @@ class Report:
 def _same_kind(earlier: dict[str, Any], signature: dict[str, Any]) -> None:
     """Raise SpecError where the earlier figures hang on other things."""
     was = earlier["signature"]
-    differ = [f"{name} ({was.get(name)}, now {value})" for name, value in signature.items() if was.get(name) != value]
+    differ = [
+        f"{name} ({was[name]}, now {value})" for name, value in signature.items() if was.get(name, value) != value
+    ]
     if differ:
         raise SpecError(f"--compare: these figures are not of the same kind: {'; '.join(differ)}")
 
@@ -85,7 +87,12 @@ def run(
     if place.type not in ("cpu", "cuda"):
         raise SpecError(f"--device {device}: speed is measured on cpu and cuda")
     use_threads(threads or processor.usable_cores())
-    runtime = Runtime(place, "bf16" if precision == "bf16" else "fp32")
+    runtime = choose_runtime(place, "bf16" if precision == "bf16" else "fp32")
+    if runtime.precision != precision:
+        raise SpecError(
+            f"--precision {precision}: this device has no instructions for it, and training takes float32 instead; "
+            "measure fp32"
+        )
     made = signature(place, runtime.precision)
     if earlier is not None:
         _same_kind(earlier, made)

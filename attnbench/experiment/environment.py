@@ -13,6 +13,7 @@ import torch
 
 import attnbench
 from attnbench.core import native, processor
+from attnbench.train.runtime import Runtime
 
 _PACKAGES = ("torch", "numpy", "tokenizers", "sacrebleu", "sacremoses", "safetensors", "pydantic")
 
@@ -36,8 +37,9 @@ def _git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def environment(device: torch.device) -> dict[str, Any]:
+def environment(runtime: Runtime) -> dict[str, Any]:
     """One attempt in the env.json of a run. Names no user and no path."""
+    device = runtime.device
     commit, dirty = git_state()
     return {
         "attnbench": attnbench.__version__,
@@ -46,7 +48,9 @@ def environment(device: torch.device) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "system": f"{platform.system()} {platform.machine()}",
         "processor": processor.name(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "precision": runtime.precision,
         "threads": torch.get_num_threads(),
         "compiled": native.engine(),
         "packages": {name: metadata.version(name) for name in _PACKAGES},

@@ -27,7 +27,13 @@ from attnbench.experiment.timing import time_decoding
 from attnbench.search.greedy import GreedySpec
 from attnbench.tasks.base import EVAL_TOKENS, Metrics
 from attnbench.train.loop import Outcome, train
-from attnbench.train.runtime import Runtime, choose_device, keep_freed_memory, use_onednn_float32, use_threads
+from attnbench.train.runtime import (
+    choose_device,
+    choose_runtime,
+    keep_freed_memory,
+    use_onednn_float32,
+    use_threads,
+)
 from attnbench.train.spec import TrainSpec
 from attnbench.train.state import TrainState, checkpoint_steps, load_average, load_weights, weights_path
 
@@ -89,7 +95,9 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     use_threads(place.threads)
     keep_freed_memory()
     use_onednn_float32()
-    runtime = Runtime(device, spec.train.precision)
+    runtime = choose_runtime(device, spec.train.precision)
+    if runtime.precision != spec.train.precision:
+        listen({"event": "products in float32 in place of bfloat16, for which this device has no instructions"})
     at = spec.task.data_path(place.cache)
     if not (at / "manifest.json").is_file():
         raise DataError(f"the data are not prepared ({at}); run `attnbench prepare` on this spec first")
@@ -99,7 +107,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     task.check(model, data)
     done = checkpoint_steps(run.checkpoints)
     data = task.adapt(model, data, derive(spec.seed, "adapt"), fresh=not done)
-    attempts = run.environment(environment(device), done[-1] if done else 0)
+    attempts = run.environment(environment(runtime), done[-1] if done else 0)
     seed_everything(derive(spec.seed, "train"))
     validator = GreedySpec().build() if spec.train.validate_bleu else None
     width = getattr(spec.model, "width", 1)

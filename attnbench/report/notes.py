@@ -23,6 +23,7 @@ def notes(experiment: Experiment, rows: Sequence[Row], view: View, ranks: Ranks,
     return [
         *_unfinished(experiment.cells),
         *_outcomes(done),
+        *_precisions(done),
         *_unknown(rows, view),
         *_legend(rows, view, ranks),
         *_scores(rows, view),
@@ -56,6 +57,18 @@ def _outcomes(done: Sequence[Cell]) -> list[str]:
         lines.append(f"diverged: {len(diverged) - SHOWN} more")
     early = sum(cell.outcome.get("kind") == "stopped_early" for cell in done)
     return [*lines, *([f"stopped early, by patience: {early} of {len(done)} cells"] if early else [])]
+
+
+def _precisions(done: Sequence[Cell]) -> list[str]:
+    """Which cells were trained, in part at least, on a device without instructions for what their spec asks for."""
+    other = [
+        f"{cell.label}, seed {cell.seed}"
+        for cell in done
+        if (asked := cell.spec.get("train", {}).get("precision"))
+        and any(attempt.get("precision", asked) != asked for attempt in cell.attempts)
+    ]
+    shown = [*other[:SHOWN], *([f"{len(other) - SHOWN} more"] if len(other) > SHOWN else [])]
+    return [f"trained in float32 for want of bfloat16 instructions: {'; '.join(shown)}"] if other else []
 
 
 def _scored(cell: Cell) -> str:
@@ -136,7 +149,7 @@ def _commits(cell: Cell) -> list[str]:
 
 
 def _machine(attempt: Mapping[str, Any]) -> str:
-    parts = [str(attempt[key]) for key in ("device", "processor") if attempt.get(key)]
+    parts = [str(attempt[key]) for key in ("device", "processor", "instructions") if attempt.get(key)]
     return ", ".join([*parts, *([f"threads {attempt['threads']}"] if attempt.get("threads") else [])])
 
 

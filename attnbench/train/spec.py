@@ -27,7 +27,7 @@ class TrainSpec(Spec):
     """Probability spread over the whole vocabulary."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16: products in bfloat16 by autocast; weights, scores, normalisers and the loss stay in float32, on a GPU
-    recurrent layers too."""
+    recurrent layers too. Where the device has no instructions for bfloat16 all is float32, as env.json then says."""
     max_steps: int = Field(default=100_000, ge=1)
     """Updates after which training ends."""
     max_epochs: int | None = Field(default=None, ge=1)

@@ -19,6 +19,8 @@ from attnbench.experiment.environment import environment, git_state
 from attnbench.experiment.pipeline import Place, build_model, content_sha256, count_parameters, run_cell
 from attnbench.experiment.run import Run, environments, write_grid
 from attnbench.report.collect import collect
+from attnbench.train import runtime as runtime_module
+from attnbench.train.runtime import Runtime
 from attnbench.train.state import load_average, load_weights, weights_path
 
 
@@ -185,6 +187,15 @@ def test_a_resumed_cell_keeps_each_environment(bench: Any, monkeypatch: pytest.M
     assert (result["commit"], result["dirty"]) == ("two", True)
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_bfloat16_is_computed_where_it_is_known_and_else_float32_says_so(known: bool, bench: Any, monkeypatch: Any):
+    monkeypatch.setattr(runtime_module, "multiplies_bfloat16", lambda device: known)
+    folder, _, heard = finish(bench, bench.experiment({"train": {"precision": "bf16", "max_steps": 2}}))
+    assert environments(folder / "env.json")[0]["precision"] == ("bf16" if known else "fp32")
+    said = [record["event"] for record in heard if "event" in record]
+    assert ("products in float32 in place of bfloat16, for which this device has no instructions" in said) is not known
+
+
 def test_epochs_are_counted_and_timed_where_they_are_validated(bench: Any):
     train = {"validate_every": "epoch", "max_epochs": 3, "max_steps": 1000, "validate_bleu": True, "train_bleu": 4}
     folder, result, heard = finish(bench, bench.experiment({"train": train}))
@@ -248,10 +259,10 @@ def test_reports_read_what_runs_write(bench: Any):
 
 
 def test_the_environment_names_versions_and_no_place():
-    found = environment(torch.device("cpu"))
+    found = environment(Runtime(torch.device("cpu")))
     assert found["attnbench"] == attnbench.__version__
     assert found["packages"]["torch"] == torch.__version__.split("+")[0] or torch.__version__
-    assert found["device"] == "cpu"
+    assert (found["device"], found["precision"]) == ("cpu", "fp32")
     assert str(Path.home()) not in json.dumps(found)
 
 

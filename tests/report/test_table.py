@@ -295,6 +295,15 @@ def test_speeds_on_different_devices_are_said(run_folder):
     assert "- speeds were measured on different machines: cpu, threads 1; cuda" in render(run.grid(), "md")
 
 
+def test_cells_that_were_trained_in_float32_though_they_ask_for_bfloat16_are_said(run_folder):
+    run = run_folder()
+    for label, asked, used in (("a", "bf16", "bf16"), ("b", "bf16", "fp32"), ("c", "fp32", "fp32")):
+        folder = run.add(label, 1, 30.0)
+        (folder / "spec.yaml").write_text(f"train: {{precision: {asked}}}\n")
+        (folder / "env.json").write_text(json.dumps({"attempts": [{"device": "cpu", "precision": used}]}))
+    assert "- trained in float32 for want of bfloat16 instructions: b, seed 1\n" in render(run.grid(), "md")
+
+
 def test_a_cell_resumed_elsewhere_tells_all_of_its_places(run_folder):
     run = run_folder()
     attempts = [

@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from attnbench.core.errors import MissingExtraError, SpecError
-from attnbench.train.runtime import Runtime, choose_device, use_onednn_float32, use_threads
+from attnbench.train.runtime import (
+    Runtime,
+    choose_device,
+    choose_runtime,
+    multiplies_bfloat16,
+    use_onednn_float32,
+    use_threads,
+)
 
 
 def test_the_processor_is_there_and_an_unknown_device_is_not():
@@ -23,6 +30,21 @@ def test_products_are_computed_in_the_precision_asked_for(precision: str, kind: 
     with runtime.autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is kind
     assert runtime.peak_memory_mb() is None
+
+
+def test_a_processor_without_mkldnn_multiplies_no_bfloat16(monkeypatch: pytest.MonkeyPatch):
+    here = torch.device("cpu")
+    assert choose_runtime(here, "fp32").precision == "fp32"
+    assert choose_runtime(here, "bf16").precision == ("bf16" if multiplies_bfloat16(here) else "fp32")
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert not multiplies_bfloat16(here)
+    assert choose_runtime(here, "bf16").precision == "fp32"
+
+
+@pytest.mark.parametrize(("capability", "known"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+def test_gpus_multiply_bfloat16_from_capability_8_on(capability: Any, known: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert multiplies_bfloat16(torch.device("cuda", 0)) is known
 
 
 def test_float32_products_stay_float32_products():
