@@ -22,7 +22,7 @@ inline float most(const float* z, int64_t begin, int64_t end) {
     return top;
 }
 
-// How many rows are not all numbers, or have no word that is possible: they are left as they are.
+// How many rows are not all numbers, or have no word that is possible: their first value becomes NaN.
 template <class T>
 int best(
     const T* logits, int64_t rows, int64_t words, const int64_t* banned, int64_t bans, int64_t count, float* values,
@@ -47,6 +47,7 @@ int best(
             const float top = *std::max_element(tops.begin(), tops.end());
             if (!(sum == sum && top < INFINITY && top > -INFINITY)) {  // a NaN among the logits is in their sum
                 ++strange;
+                values[i * count] = NAN;
                 continue;
             }
 #pragma omp simd reduction(+ : mass)

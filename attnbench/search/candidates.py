@@ -30,6 +30,13 @@ def top_tokens(
     count = min(count, logits.shape[-1])
     if (found := _compiled(logits, count, banned)) is not None:
         return found
+    return _by_torch(logits, count, banned)
+
+
+def _by_torch(
+    logits: Float[Tensor, "R V"], count: int, banned: Sequence[int]
+) -> tuple[Float[Tensor, "R C"], Int[Tensor, "R C"]]:
+    """The definition, on any device."""
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
     log_probs = torch.log_softmax(logits, dim=-1, dtype=wide)
     values, ids = _largest(log_probs, count + len(banned))  # enough, though the best be banned ones
@@ -43,7 +50,7 @@ def top_tokens(
 def _compiled(
     logits: Float[Tensor, "R V"], count: int, banned: Sequence[int]
 ) -> tuple[Float[Tensor, "R C"], Int[Tensor, "R C"]] | None:
-    """The same by _candidates.cpp; None where it does not serve, and where a row is not all numbers."""
+    """The same by _candidates.cpp, rows that are not all numbers by torch; None where it does not serve."""
     if logits.device.type != "cpu" or logits.dtype not in _NAMES or not logits.numel() or not count:
         return None
     if not native.readable(logits) or (library := native.load(_SOURCE)) is None:
@@ -59,7 +66,10 @@ def _compiled(
         (ctypes.c_int64 * len(banned))(*banned), ctypes.c_int64(len(banned)), ctypes.c_int64(count),
         native.at(values), native.at(ids), torch.get_num_threads(),
     )  # fmt: skip
-    return None if strange else (values, ids)
+    if strange:
+        some = values[:, 0].isnan().nonzero().squeeze(1)
+        values[some], ids[some] = _by_torch(logits[some], count, banned)
+    return values, ids
 
 
 def _largest(rows: Float[Tensor, "R V"], wanted: int) -> tuple[Float[Tensor, "R W"], Int[Tensor, "R W"]]:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from attnbench.attention.backends import banded, chunked, flex, fused, sdpa, single
+from attnbench.attention.backends import banded, chunked, few, flex, fused, sdpa
 from attnbench.attention.backends.base import choose
 from attnbench.attention.history import left, unfold
 from attnbench.attention.modules.base import Site
@@ -134,7 +134,7 @@ class Scored(nn.Module):
         return normalise(scores, valid=allowed)
 
     def _blend(self, weights: Float[Tensor, "... K"], values: Float[Tensor, "... K E2"]) -> Tensor:
-        return single.blend(self.dropout(weights).to(values.dtype), values)
+        return few.blend(self.dropout(weights).to(values.dtype), values)
 
     @property
     def _normaliser(self) -> ScoreTransform:

@@ -1,4 +1,4 @@
-"""One query a row, as in a step of decoding: its products with a cache, which is read where it lies (_single.cpp)."""
+"""A few queries a row, as in a step of decoding: their products with a cache, read where it lies (_few.cpp)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from torch import Tensor
 
 from attnbench.core import native
 
-_SOURCE = Path(__file__).with_name("_single.cpp")
+_SOURCE = Path(__file__).with_name("_few.cpp")
+_MOST = 10
+"""Queries a row; with more of them matrix products are as fast."""
+_LEAST = 1 << 16
+"""Numbers in what is held; with fewer the call itself is what takes the time, and torch's takes less."""
 
 
 class _Rows(ctypes.Structure):
@@ -23,7 +27,8 @@ class _Rows(ctypes.Structure):
 
 class _Shape(ctypes.Structure):
     _fields_ = (
-        ("rows", ctypes.c_int64), ("heads", ctypes.c_int64), ("keys", ctypes.c_int64), ("width", ctypes.c_int64)
+        ("rows", ctypes.c_int64), ("heads", ctypes.c_int64), ("queries", ctypes.c_int64), ("keys", ctypes.c_int64),
+        ("width", ctypes.c_int64),
     )  # fmt: skip
 
 
@@ -37,7 +42,7 @@ def compare(query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) -> 
 
 
 def blend(weights: Float[Tensor, "B H Q K"], values: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H Q E"]:
-    """`weights @ values`; a value of weight 0 adds nothing, whatever it holds."""
+    """`weights @ values`; where a row has one query, a value of weight 0 adds nothing, whatever it holds."""
     if not _serves(weights, values) or weights.shape[3] != values.shape[2]:
         return weights @ values
     out = weights.new_empty(*weights.shape[:-1], values.shape[-1])
@@ -46,7 +51,12 @@ def blend(weights: Float[Tensor, "B H Q K"], values: Float[Tensor, "B H K E"]) -
 
 
 def _serves(asking: Tensor, held: Tensor) -> bool:
-    if asking.dim() != 4 or asking.shape[2] != 1 or asking.shape[:2] != held.shape[:2]:
+    if (
+        asking.dim() != 4
+        or not 1 <= asking.shape[2] <= _MOST
+        or held.numel() < _LEAST
+        or asking.shape[:2] != held.shape[:2]
+    ):
         return False
     if asking.device.type != "cpu" or not asking.dtype == held.dtype == torch.float32 or held.stride(3) != 1:
         return False
@@ -60,6 +70,6 @@ def _call(name: str, asking: Tensor, held: Tensor, out: Tensor) -> None:
     function = getattr(library, f"attnbench_{name}")
     function(
         native.at(asking), ctypes.byref(_Rows(held.data_ptr(), *held.stride()[:3])),
-        ctypes.byref(_Shape(rows * heads, heads, keys, width)), native.at(out),
+        ctypes.byref(_Shape(rows * heads, heads, asking.shape[2], keys, width)), native.at(out),
         torch.get_num_threads(),
     )  # fmt: skip
