@@ -1,5 +1,5 @@
-// Products of a few queries a row with its keys, and of their weights with its values: what a step of decoding asks of a
-// cache that is a part of a larger one, which matrix products would copy first.
+// Products of a few queries a row with its keys, and of their weights with its values, and the attention made of both:
+// what a step of decoding asks of a cache that is a part of a larger one, which matrix products would copy first.
 
 #include <algorithm>
 #include <cstdint>
@@ -94,4 +94,21 @@ extern "C" void attnbench_compare(const float* query, const Rows* keys, const Sh
 extern "C" void attnbench_blend(const float* weights, const Rows* values, const Shape* s, float* out, int threads) {
     static constexpr Product PRODUCT[] = {blend<1>, blend<2>, blend<3>, blend<4>, blend<5>};
     each_row(PRODUCT, weights, s->keys, *values, *s, out, s->width, threads);
+}
+
+using Forward = int (*)(
+    int, const float*, const void*, const void*, const void*, const void*, int64_t, float*, int);
+
+// The context of each query, whose scores and weights are left in `scores` and `weights`. forward, and what is given to it:
+// that of _rows.cpp. Not 0 where it has failed.
+extern "C" int attnbench_attend(
+    const float* query, const Rows* keys, const Rows* values, const Shape* s, int64_t width, Forward forward, int kind,
+    const void* valid, const void* keep, const void* excess, const void* rows, int64_t k, float* scores, float* weights,
+    float* out, int threads) {
+    attnbench_compare(query, keys, s, scores, threads);
+    if (const int failed = forward(kind, scores, valid, keep, excess, rows, k, weights, threads)) return failed;
+    Shape mixed = *s;
+    mixed.width = width;
+    attnbench_blend(weights, values, &mixed, out, threads);
+    return 0;
 }

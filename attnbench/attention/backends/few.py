@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from attnbench.attention.transforms import _rows
+from attnbench.attention.transforms.base import Fused
 from attnbench.core import native
 
 _SOURCE = Path(__file__).with_name("_few.cpp")
@@ -50,26 +52,59 @@ def blend(weights: Float[Tensor, "B H Q K"], values: Float[Tensor, "B H K E"]) -
     return out
 
 
+def serves(query: Tensor, keys: Tensor, values: Tensor) -> bool:
+    """Whether `attend` takes these."""
+    fits = _fits(query, keys) and _fits(query, values) and query.shape[3] == keys.shape[3]
+    return fits and keys.shape[2] == values.shape[2] and _rows.serves(query)
+
+
+def attend(
+    query: Float[Tensor, "B H Q E"],
+    keys: Float[Tensor, "B H K E"],
+    values: Float[Tensor, "B H K E2"],
+    *,
+    scale: float,
+    transform: Fused,
+    valid: Bool[Tensor, "B K"] | None = None,
+) -> Float[Tensor, "B H Q E2"]:
+    """Context of every query over all valid keys, in one call. Masked keys must be finite. Not differentiable."""
+    query = (query * scale).contiguous()
+    scores = query.new_empty(*query.shape[:-1], keys.shape[2])
+    weights, out = torch.empty_like(scores), query.new_empty(*query.shape[:-1], values.shape[3])
+    mask = None if valid is None else valid[:, None, None, :]
+    kind, *given, _held = _rows.given_to_forward(scores, mask, transform)
+    library: Any = native.loaded(_SOURCE)
+    failed = library.attnbench_attend(
+        native.at(query), _held_rows(keys), _held_rows(values), _shape(query, keys), ctypes.c_int64(values.shape[3]),
+        _rows.forward_address(), kind, *given, native.at(scores), native.at(weights), native.at(out),
+        torch.get_num_threads(),
+    )  # fmt: skip
+    _rows.check(failed, scores)
+    return out
+
+
 def _serves(asking: Tensor, held: Tensor) -> bool:
-    if (
-        asking.dim() != 4
-        or not 1 <= asking.shape[2] <= _MOST
-        or held.numel() < _LEAST
-        or asking.shape[:2] != held.shape[:2]
-    ):
+    return _fits(asking, held) and held.numel() >= _LEAST
+
+
+def _fits(asking: Tensor, held: Tensor) -> bool:
+    if asking.dim() != 4 or not 1 <= asking.shape[2] <= _MOST or asking.shape[:2] != held.shape[:2]:
         return False
     if asking.device.type != "cpu" or not asking.dtype == held.dtype == torch.float32 or held.stride(3) != 1:
         return False
     grows = torch.is_grad_enabled() and (asking.requires_grad or held.requires_grad)
-    return not grows and native.readable(asking, held) and native.load(_SOURCE) is not None
+    return not grows and held.numel() > 0 and native.readable(asking, held) and native.load(_SOURCE) is not None
 
 
 def _call(name: str, asking: Tensor, held: Tensor, out: Tensor) -> None:
-    library: Any = native.load(_SOURCE)
+    function: Any = getattr(native.load(_SOURCE), f"attnbench_{name}")
+    function(native.at(asking), _held_rows(held), _shape(asking, held), native.at(out), torch.get_num_threads())
+
+
+def _held_rows(held: Float[Tensor, "B H K E"]) -> Any:
+    return ctypes.byref(_Rows(held.data_ptr(), *held.stride()[:3]))
+
+
+def _shape(asking: Tensor, held: Float[Tensor, "B H K E"]) -> Any:
     rows, heads, keys, width = held.shape
-    function = getattr(library, f"attnbench_{name}")
-    function(
-        native.at(asking), ctypes.byref(_Rows(held.data_ptr(), *held.stride()[:3])),
-        ctypes.byref(_Shape(rows * heads, heads, asking.shape[2], keys, width)), native.at(out),
-        torch.get_num_threads(),
-    )  # fmt: skip
+    return ctypes.byref(_Shape(rows * heads, heads, asking.shape[2], keys, width))

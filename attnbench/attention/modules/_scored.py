@@ -20,6 +20,9 @@ from attnbench.attention.types import Dims, History, Memory, Positions, Role
 from attnbench.core.dropout import Dropout
 from attnbench.core.tree import expand_batch
 
+_Kernel = Literal["few", "flex", "sdpa", "triton"]
+"""What multiplies queries and keys itself."""
+
 
 class Scored(nn.Module):
     """The stages of the pipeline, built for queries and keys of the widths in `dims`, on each of its heads."""
@@ -84,7 +87,7 @@ class Scored(nn.Module):
         assert keys is not None  # the modules that score make Memories with keys
         if memory.filled is not None:
             keys, values = keys[:, :, : memory.filled], values[:, :, : memory.filled]
-        kernel = None if need_weights else self._kernel_for(queries, values, positions)
+        kernel = None if need_weights else self._kernel_for(queries, keys, values, positions)
         if kernel is not None:
             return self._by_kernel(kernel, queries, keys, values, memory), None, None
         if min(queries.dtype.itemsize, keys.dtype.itemsize) < 4:  # ties of low precision would let top-k keep too many
@@ -140,14 +143,15 @@ class Scored(nn.Module):
     def _normaliser(self) -> ScoreTransform:
         return softmax if self.dense_in_eval and not self.training else self.transform
 
-    def _kernel_for(
-        self, queries: Tensor, values: Tensor, positions: Positions
-    ) -> Literal["flex", "sdpa", "triton"] | None:
+    def _kernel_for(self, queries: Tensor, keys: Tensor, values: Tensor, positions: Positions) -> _Kernel | None:
         """The kernels that multiply queries and keys themselves and take this call."""
         backend = self.choice.backend
         if self.choice.gpu is not None and queries.is_cuda:
             gpu = "sdpa" if self._normaliser is softmax else self.choice.gpu
             backend = gpu if gpu == "sdpa" or fused.compiles(queries.device) else backend
+        elif self.choice.gpu is not None and few.serves(queries, keys, values):
+            seen = self.role != "decoder_self" or len(positions.q) == 1
+            return "few" if seen and not (self.training and self.dropout.p) else None
         if backend == "sdpa":
             return backend
         if backend == "triton":
@@ -157,7 +161,7 @@ class Scored(nn.Module):
         return backend if backend == "flex" and full and queries.shape[-1] >= flex.NARROWEST else None
 
     def _by_kernel(
-        self, kernel: Literal["flex", "sdpa", "triton"], queries: Tensor, keys: Tensor, values: Tensor, memory: Memory
+        self, kernel: _Kernel, queries: Tensor, keys: Tensor, values: Tensor, memory: Memory
     ) -> Float[Tensor, "B H Q E2"]:
         scale, causal = self.score.scale, self.role == "decoder_self"
         assert scale is not None  # or the backend would not have been chosen
@@ -165,9 +169,11 @@ class Scored(nn.Module):
             return flex.attend(queries, keys, values, rule=self.rule, scale=scale, valid=memory.valid)
         rate = self.dropout.p if self.training else 0.0
         attend = sdpa.attend
-        if kernel == "triton":
+        if kernel != "sdpa":
             transform = Fused("softmax") if self._normaliser is softmax else self.kernel(self.transform)
             assert transform is not None  # the same
+            if kernel == "few":
+                return few.attend(queries, keys, values, scale=scale, transform=transform, valid=memory.valid)
             attend = functools.partial(fused.attend, transform=transform)
         return attend(queries, keys, values, scale=scale, valid=memory.valid, causal=causal, dropout=rate)
 

@@ -48,18 +48,32 @@ def serves(scores: Tensor) -> bool:
 def weigh(scores: Float[Tensor, "... K"], valid: Bool[Tensor, "..."] | None, fused: Fused) -> Float[Tensor, "... K"]:
     """Weights of the valid keys of each row, under the rules of base.py; not differentiable."""
     scores = scores.detach().contiguous()
-    dims = _dims(scores.shape)
     out = torch.empty_like(scores)
-    held = [None if mark is None else _spread(mark, scores.shape, dims) for mark in (valid, fused.keep)]
-    excess = _excess(fused.excess, scores) if fused.kind == "entmax" else None
-    failed = _call(
-        scores.dtype, "forward",
-        _KINDS.index(fused.kind), native.at(scores), *(_strided(mark) for mark in (*held, excess)),
-        _shape(dims), ctypes.c_int64(fused.k), native.at(out), torch.get_num_threads(),
-    )  # fmt: skip
+    kind, *given, _held = given_to_forward(scores, valid, fused)
+    check(
+        _call(scores.dtype, "forward", kind, native.at(scores), *given, native.at(out), torch.get_num_threads()), scores
+    )
+    return out
+
+
+def given_to_forward(like: Float[Tensor, "... K"], valid: Bool[Tensor, "..."] | None, fused: Fused) -> tuple[Any, ...]:
+    """What the compiled forward pass takes beside scores like these and its weights; last, what must live as long."""
+    dims = _dims(like.shape)
+    held = [None if mark is None else _spread(mark, like.shape, dims) for mark in (valid, fused.keep)]
+    held.append(_excess(fused.excess, like) if fused.kind == "entmax" else None)
+    marks = (_strided(each) for each in held)
+    return _KINDS.index(fused.kind), *marks, _shape(dims), ctypes.c_int64(fused.k), held
+
+
+def forward_address() -> ctypes.c_void_p:
+    """Where the compiled forward pass of float32 lies."""
+    return ctypes.cast(native.loaded(_SOURCE).attnbench_float32_forward, ctypes.c_void_p)
+
+
+def check(failed: int, scores: Float[Tensor, "... K"]) -> None:
+    """Raise MemoryError where compiled code says that it has none."""
     if failed:
         raise MemoryError(f"no memory for rows of {scores.shape[-1]} keys")
-    return out
 
 
 def pull_back(
@@ -76,8 +90,7 @@ def pull_back(
         _KINDS.index(fused.kind), native.at(weights), native.at(grad), _strided(excess), _shape(_dims(weights.shape)),
         native.at(out), native.at(alphas), torch.get_num_threads(),
     )  # fmt: skip
-    if failed:
-        raise MemoryError(f"no memory for rows of {weights.shape[-1]} keys")
+    check(failed, weights)
     return out, alphas
 
 
