@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -132,10 +133,18 @@ def test_rows_without_a_key_are_zero(name):
         assert torch.equal(each[1], torch.zeros_like(each[1]))
 
 
+def products_of_equal_keys_are_equal():
+    query, key = torch.randn(64, 128, generator=drawing(0)), torch.randn(1, 128, generator=drawing(1))
+    found = np.matmul(query.numpy(), key.expand(64, -1).numpy().T.copy())
+    return bool((found == found[:, :1]).all())
+
+
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_equal_scores_share_alike(name):
     states = given((1, 1, 5, 40, 4, 4))
     with torch.no_grad():
+        for each in states[:2]:
+            each.round_()  # or a processor's products of equal keys may differ in their last digit
         states[1][:] = states[1][:, :, :1]
         states[0][0, 0, 2] = 0
     close(*both(name, states))
@@ -361,6 +370,8 @@ def test_rows_with_more_keys_than_their_lists_have_room_for(name, causal, listed
 
 def test_more_ties_than_a_list_has_room_for_keep_their_weights_however_their_scores_are_rounded():
     """Two kernels with tiles of their own round one score to two numbers."""
+    if fused.interpreted() and not products_of_equal_keys_are_equal():
+        pytest.skip("on this processor numpy's products of one query with equal keys differ in their last digit")
     query, keys = torch.randn(1, 1, 64, 128, generator=drawing(0)), torch.randn(1, 1, 1, 128, generator=drawing(1))
     keys, values = keys.expand(-1, -1, 512, -1), torch.randn(1, 1, 512, 4, generator=drawing(2))
     found = fused.attend(query, keys, values, Fused("topk", 8), scale=128**-0.5)
