@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from attnbench.models.base import Sizes, Source, models
 from attnbench.models.recurrent import Recurrent
+from attnbench.train.runtime import multiplies_bfloat16
 
 PAD, VOCABULARY, WIDTH, EMBEDDING = 0, 11, 4, 3
 SIZES = Sizes(VOCABULARY, VOCABULARY, False, PAD)
@@ -192,6 +193,7 @@ def test_training_drops_out_and_evaluation_does_not(kind):
 
 
 @KINDS
+@pytest.mark.skipif(not multiplies_bfloat16(torch.device("cpu")), reason="this processor multiplies no bfloat16")
 def test_bfloat16_is_close_to_float32(kind):
     kinds = [{"attention": {"cross": {"score": score}}} for score in ("dot", "bilinear", "additive")]
     for raw in ({"query": "previous"}, {"input_feeding": "attentional"}, *kinds):

@@ -61,7 +61,7 @@ def attend(
     query, keys, held = query.to(wide), keys.to(wide), values.to(wide)
     heads, excess = query.shape[1], transform.excess
     if isinstance(excess, Tensor):
-        excess = excess.float().clamp(min=LEAST).expand(heads).contiguous()
+        excess = excess.float().clamp(min=LEAST).flatten().expand(heads).contiguous()
     else:
         excess = _constant(max(LEAST, _EXCESS.get(transform.kind, excess)), heads, query.device)
     seed = int(torch.randint(1 << 30, ())) if dropout else 0

@@ -112,5 +112,5 @@ class EntmaxSpec(TransformSpec):
 
     def fused(self, built: ScoreTransform) -> Fused | None:
         if isinstance(built, LearnedEntmax):
-            return Fused("entmax", excess=torch.sigmoid(built.raw))
+            return Fused("entmax", excess=torch.sigmoid(built.raw).view(-1, 1, 1))
         return _normaliser(float(self.alpha)).fused
