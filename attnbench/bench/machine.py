@@ -50,7 +50,9 @@ def set_up(device: torch.device) -> list[Choice]:
     return [
         Choice("float32 matrix products", products, before / after if sent else None),
         Choice("freed memory", "kept for the next step", returned / kept),
-        Choice("transforms and single queries", f"compiled by {compiler}" if compiler else "torch operations", None),
+        Choice(
+            "transforms, and steps of decoding", f"compiled by {compiler}" if compiler else "torch operations", None
+        ),
         Choice("threads", f"{torch.get_num_threads()} of {processor.usable_cores()} processors", None),
     ]
 

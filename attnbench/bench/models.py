@@ -217,8 +217,8 @@ def decoding(size: str, transform: str, load: Load, runtime: Runtime) -> Case:
 
 
 def _worst(apart: list[float]) -> float:
-    """The largest difference; of those of one output in fifty a tenth, for a last digit may decide between two words, or
-    between two keys of top-k, and part two searches."""
+    """The largest difference; of those of one output in fifty a tenth, for a last digit may decide between two words,
+    or between two keys of top-k, and part two searches."""
     if any(math.isnan(each) for each in apart):
         return math.nan
     ordered = sorted(apart)

@@ -62,9 +62,7 @@ class Report:
 def _same_kind(earlier: dict[str, Any], signature: dict[str, Any]) -> None:
     """Raise SpecError where the earlier figures hang on other things."""
     was = earlier["signature"]
-    differ = [
-        f"{name} ({was[name]}, now {value})" for name, value in signature.items() if was.get(name, value) != value
-    ]
+    differ = [f"{name} ({was.get(name)}, now {value})" for name, value in signature.items() if was.get(name) != value]
     if differ:
         raise SpecError(f"--compare: these figures are not of the same kind: {'; '.join(differ)}")
 

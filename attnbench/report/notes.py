@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -65,10 +66,15 @@ def _precisions(done: Sequence[Cell]) -> list[str]:
         f"{cell.label}, seed {cell.seed}"
         for cell in done
         if (asked := cell.spec.get("train", {}).get("precision"))
-        and any(attempt.get("precision", asked) != asked for attempt in cell.attempts)
+        and any(attempt.get("precision", asked) != asked for attempt in cell.attempts if _trained(cell, attempt))
     ]
     shown = [*other[:SHOWN], *([f"{len(other) - SHOWN} more"] if len(other) > SHOWN else [])]
     return [f"trained in float32 for want of bfloat16 instructions: {'; '.join(shown)}"] if other else []
+
+
+def _trained(cell: Cell, attempt: Mapping[str, Any]) -> bool:
+    """Whether an attempt made updates; one that came after the last of them only scored, which is always float32."""
+    return attempt.get("from_step", 0) < cell.metrics.get("train/steps", math.inf)
 
 
 def _scored(cell: Cell) -> str:

@@ -96,18 +96,6 @@ def test_figures_of_another_kind_are_not_compared(invoke, monkeypatch):
     assert "threads (99, now 1)" in result.stderr
 
 
-def test_a_file_that_is_silent_about_a_kind_is_compared(invoke):
-    invoke(*RUN, "--out", "found")
-    path = Path("found/speed.json")
-    document = json.loads(path.read_text())
-    del document["signature"]["instructions"]
-    for section in document["sections"]:
-        for each in section["timings"]:
-            each["best"] = each["best"] and each["best"] / 1000
-    path.write_text(json.dumps(document))
-    assert "0 of" in invoke(*RUN, "--compare", str(path)).stderr
-
-
 def test_bfloat16_is_measured_where_it_would_be_used(invoke, monkeypatch):
     monkeypatch.setattr(plans, "measure", lambda *given, **more: pytest.fail("timed"))
     monkeypatch.setattr(runtime, "multiplies_bfloat16", lambda device: False)

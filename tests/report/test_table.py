@@ -297,10 +297,13 @@ def test_speeds_on_different_devices_are_said(run_folder):
 
 def test_cells_that_were_trained_in_float32_though_they_ask_for_bfloat16_are_said(run_folder):
     run = run_folder()
-    for label, asked, used in (("a", "bf16", "bf16"), ("b", "bf16", "fp32"), ("c", "fp32", "fp32")):
-        folder = run.add(label, 1, 30.0)
+    for label, asked, used in (
+        ("a", "bf16", ["bf16"]), ("b", "bf16", ["fp32"]), ("c", "fp32", ["fp32"]), ("d", "bf16", ["bf16", "fp32"]),
+    ):  # fmt: skip
+        folder = run.add(label, 1, 30.0, metrics={"train/steps": 900})
         (folder / "spec.yaml").write_text(f"train: {{precision: {asked}}}\n")
-        (folder / "env.json").write_text(json.dumps({"attempts": [{"device": "cpu", "precision": used}]}))
+        attempts = [{"from_step": 900 * at, "device": "cpu", "precision": each} for at, each in enumerate(used)]
+        (folder / "env.json").write_text(json.dumps({"attempts": attempts}))  # d came back to be scored alone
     assert "- trained in float32 for want of bfloat16 instructions: b, seed 1\n" in render(run.grid(), "md")
 
 

@@ -14,7 +14,7 @@ from attnbench.attention.types import Dims, Role
 
 class Choice(NamedTuple):
     """What full passes of one site go through. since: the fewest positions with which they do; below, it is dense. gpu:
-    the kernels that take their place on a GPU."""
+    the kernels that take their place on a GPU; where there are some, steps of decoding on a processor are one call."""
 
     backend: Literal["dense", "banded", "flex", "sdpa", "triton"]
     why: str
@@ -55,7 +55,8 @@ def choose(site: Site, role: Role, dropout: float = 0.0) -> Choice:
 def chosen(model: nn.Module) -> dict[str, str]:
     """The backend of each site's full passes, and why; a site that differs from layer to layer has one line for each.
 
-    Passes that are asked for their weights are always dense; steps of decoding too, unless SDPA or Triton serves them.
+    Passes that are asked for their weights are always dense; steps of decoding too, unless SDPA or Triton serves them
+    or, on a processor, few.py.
     """
     found: dict[str, list[str]] = {}
     for module in model.modules():

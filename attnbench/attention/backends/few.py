@@ -11,11 +11,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnbench.attention.transforms import _rows
+from attnbench.attention.transforms._entmax import SOFTMAX_BELOW
+from attnbench.attention.transforms._simplex import check_mask
 from attnbench.attention.transforms.base import Fused
 from attnbench.core import native
 
 _SOURCE = Path(__file__).with_name("_few.cpp")
-_MOST = 10
+MOST = 10
 """Queries a row; with more of them matrix products are as fast."""
 _LEAST = 1 << 16
 """Numbers in what is held; with fewer the call itself is what takes the time, and torch's takes less."""
@@ -52,10 +54,19 @@ def blend(weights: Float[Tensor, "B H Q K"], values: Float[Tensor, "B H K E"]) -
     return out
 
 
-def serves(query: Tensor, keys: Tensor, values: Tensor) -> bool:
+def serves(query: Tensor, keys: Tensor, values: Tensor, transform: Fused) -> bool:
     """Whether `attend` takes these."""
     fits = _fits(query, keys) and _fits(query, values) and query.shape[3] == keys.shape[3]
-    return fits and keys.shape[2] == values.shape[2] and _rows.serves(query)
+    return fits and keys.shape[2] == values.shape[2] and _rows.serves(query) and _knows(transform)
+
+
+def _knows(transform: Fused) -> bool:
+    excess = transform.excess
+    if not isinstance(excess, Tensor):
+        return True
+    if torch.is_grad_enabled() and excess.requires_grad:
+        return False
+    return bool((excess > SOFTMAX_BELOW).all())  # NaN is not above it
 
 
 def attend(
@@ -67,11 +78,12 @@ def attend(
     transform: Fused,
     valid: Bool[Tensor, "B K"] | None = None,
 ) -> Float[Tensor, "B H Q E2"]:
-    """Context of every query over all valid keys, in one call. Masked keys must be finite. Not differentiable."""
+    """Context of every query over all valid keys, in one call. Masked values must be finite. Not differentiable."""
     query = (query * scale).contiguous()
     scores = query.new_empty(*query.shape[:-1], keys.shape[2])
     weights, out = torch.empty_like(scores), query.new_empty(*query.shape[:-1], values.shape[3])
     mask = None if valid is None else valid[:, None, None, :]
+    check_mask("valid", mask, scores)
     kind, *given, _held = _rows.given_to_forward(scores, mask, transform)
     library: Any = native.loaded(_SOURCE)
     failed = library.attnbench_attend(
@@ -88,7 +100,7 @@ def _serves(asking: Tensor, held: Tensor) -> bool:
 
 
 def _fits(asking: Tensor, held: Tensor) -> bool:
-    if asking.dim() != 4 or not 1 <= asking.shape[2] <= _MOST or asking.shape[:2] != held.shape[:2]:
+    if asking.dim() != 4 or not 1 <= asking.shape[2] <= MOST or asking.shape[:2] != held.shape[:2]:
         return False
     if asking.device.type != "cpu" or not asking.dtype == held.dtype == torch.float32 or held.stride(3) != 1:
         return False

@@ -149,9 +149,8 @@ class Scored(nn.Module):
         if self.choice.gpu is not None and queries.is_cuda:
             gpu = "sdpa" if self._normaliser is softmax else self.choice.gpu
             backend = gpu if gpu == "sdpa" or fused.compiles(queries.device) else backend
-        elif self.choice.gpu is not None and few.serves(queries, keys, values):
-            seen = self.role != "decoder_self" or len(positions.q) == 1
-            return "few" if seen and not (self.training and self.dropout.p) else None
+        elif self.choice.gpu is not None and self._is_step(positions):
+            return "few" if few.serves(queries, keys, values, self._fused) else None
         if backend == "sdpa":
             return backend
         if backend == "triton":
@@ -159,6 +158,19 @@ class Scored(nn.Module):
             return backend if fits else None
         full = len(positions.q) == len(positions.k) > 1
         return backend if backend == "flex" and full and queries.shape[-1] >= flex.NARROWEST else None
+
+    def _is_step(self, positions: Positions) -> bool:
+        """Whether each query sees all keys, a few at most answer, and no weight is dropped."""
+        if (self.training and self.dropout.p) or len(positions.q) > few.MOST:
+            return False
+        return self.role != "decoder_self" or bool(positions.k[-1] <= positions.q[0])
+
+    @property
+    def _fused(self) -> Fused:
+        """The transform as kernels know it, of a site that has one."""
+        transform = Fused("softmax") if self._normaliser is softmax else self.kernel(self.transform)
+        assert transform is not None  # or the backend would not have been chosen
+        return transform
 
     def _by_kernel(
         self, kernel: _Kernel, queries: Tensor, keys: Tensor, values: Tensor, memory: Memory
@@ -168,13 +180,9 @@ class Scored(nn.Module):
         if kernel == "flex":
             return flex.attend(queries, keys, values, rule=self.rule, scale=scale, valid=memory.valid)
         rate = self.dropout.p if self.training else 0.0
-        attend = sdpa.attend
-        if kernel != "sdpa":
-            transform = Fused("softmax") if self._normaliser is softmax else self.kernel(self.transform)
-            assert transform is not None  # the same
-            if kernel == "few":
-                return few.attend(queries, keys, values, scale=scale, transform=transform, valid=memory.valid)
-            attend = functools.partial(fused.attend, transform=transform)
+        if kernel == "few":
+            return few.attend(queries, keys, values, scale=scale, transform=self._fused, valid=memory.valid)
+        attend = functools.partial(fused.attend, transform=self._fused) if kernel == "triton" else sdpa.attend
         return attend(queries, keys, values, scale=scale, valid=memory.valid, causal=causal, dropout=rate)
 
     def _layout(self, memory: Memory, positions: Positions) -> Layout | None:

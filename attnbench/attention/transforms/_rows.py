@@ -62,7 +62,9 @@ def given_to_forward(like: Float[Tensor, "... K"], valid: Bool[Tensor, "..."] | 
     held = [None if mark is None else _spread(mark, like.shape, dims) for mark in (valid, fused.keep)]
     held.append(_excess(fused.excess, like) if fused.kind == "entmax" else None)
     marks = (_strided(each) for each in held)
-    return _KINDS.index(fused.kind), *marks, _shape(dims), ctypes.c_int64(fused.k), held
+    every = fused.kind == "topk" and not 0 < fused.k < like.shape[-1]  # more than any row has, or all
+    kind = "softmax" if every else fused.kind
+    return _KINDS.index(kind), *marks, _shape(dims), ctypes.c_int64(fused.k), held
 
 
 def forward_address() -> ctypes.c_void_p:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from torch import nn
 
 from attnbench.attention.backends import few
-from attnbench.attention.transforms import _rows
-from attnbench.attention.transforms.base import Fused
+from attnbench.attention.modules.base import Site
+from attnbench.attention.modules.multihead import MultiHead
+from attnbench.attention.patterns.base import patterns
+from attnbench.attention.scores.base import scores
+from attnbench.attention.transforms.base import Fused, transforms
+from attnbench.attention.types import Dims, Positions
 from attnbench.core import native
 
 compiled = pytest.mark.skipif(native.load(few._SOURCE) is None, reason="no C++ compiler: matrix products serve")
@@ -51,7 +58,7 @@ def test_a_value_of_weight_0_adds_nothing_whatever_it_holds():
 def test_what_others_serve():
     query, keys = torch.randn(2, 2, 1, 4), torch.randn(2, 2, 6, 4)
     assert not few._serves(query.double(), keys.double())
-    assert not few._serves(torch.randn(2, 2, few._MOST + 1, 4), keys)
+    assert not few._serves(torch.randn(2, 2, few.MOST + 1, 4), keys)
     assert not few._serves(torch.randn(2, 2, 0, 4), keys)
     assert not few._serves(query[:1], keys)
     assert not few._serves(torch.zeros(2, 2, 1, 4), torch.zeros(2, 2, 0, 4))
@@ -71,43 +78,119 @@ def test_shapes_that_do_not_fit_are_an_error(product):
         product(torch.randn(1, 1, 1, 2), torch.randn(1, 1, 3, 64))
 
 
-KINDS = [
-    Fused("softmax"), Fused("topk", 3), Fused("topk", 0), Fused("sparsemax"), Fused("entmax15"),
-    Fused("entmax", excess=0.3), Fused("entmax", excess=torch.tensor([0.2, 0.9]).view(2, 1, 1)),
-]  # fmt: skip
+KINDS = {
+    "softmax": {"kind": "softmax"},
+    "top-3": {"kind": "topk", "k": 3},
+    "all": {"kind": "topk", "k": 0},
+    "more than there are": {"kind": "topk", "k": 2**40},
+    "sparsemax": {"kind": "sparsemax"},
+    "entmax15": {"kind": "entmax15"},
+    "alpha": {"kind": "entmax", "alpha": 1.3},
+    "learned": {"kind": "entmax", "alpha": "learned"},
+}
+
+
+def built(raw):
+    """A transform, and what kernels know of it; a learned alpha is another one for each of two heads."""
+    spec = transforms.parse(raw)
+    made = spec.build(Dims(0, 2, 17, 17))
+    if isinstance(made, nn.Module):
+        with torch.no_grad():
+            made.raw.copy_(torch.tensor([-1.4, 2.0]))
+    return made, spec.fused(made)
 
 
 @compiled
-@pytest.mark.parametrize("transform", KINDS, ids=lambda fused: fused.kind)
+@pytest.mark.parametrize("raw", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("queries", [1, 3, 5, 8])
 @pytest.mark.parametrize("masked", [False, True])
-def test_attention_in_one_call_is_that_in_three(transform, queries, masked):
+@torch.no_grad()
+def test_attention_in_one_call_is_its_definition(raw, queries, masked):
+    made, kernel = built(raw)
     query, keys, values = torch.randn(3, 2, queries, 17), cache(3, 2, 40, 17)[:, :, :31], cache(3, 2, 31, 20)
     valid = torch.rand(3, 31) < 0.6 if masked else None
     if valid is not None:
         valid[1] = False
         keys[~valid[:, None, :].expand(-1, 2, -1)] = float("nan")
-    assert few.serves(query, keys, values)
-    found = few.attend(query, keys, values, scale=0.3, transform=transform, valid=valid)
-    scores = (query.double() * 0.3) @ keys.double().transpose(-2, -1)
-    mask = None if valid is None else valid[:, None, None, :]
-    wanted = _rows.weigh(scores, mask, transform) @ values.double()
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
+    assert few.serves(query, keys, values, kernel)
+    found = few.attend(query, keys, values, scale=0.3, transform=kernel, valid=valid)
+    with native.off():
+        weights = made((query * 0.3) @ keys.mT, valid=None if valid is None else valid[:, None, None, :])
+    torch.testing.assert_close(found, weights @ values, rtol=1e-4, atol=1e-5)
     if valid is not None:
         assert (found[1] == 0).all()
 
 
 @compiled
-def test_what_attention_in_one_call_serves():
+@torch.no_grad()
+def test_several_threads_share_the_rows():
+    query, keys, values = torch.randn(16, 4, 5, 32), cache(16, 4, 50, 32), cache(16, 4, 50, 32)
+    torch.set_num_threads(2)
+    try:
+        found = few.attend(query, keys, values, scale=1.0, transform=Fused("softmax"))
+    finally:
+        torch.set_num_threads(1)
+    torch.testing.assert_close(found, torch.softmax(query @ keys.mT, -1) @ values, rtol=1e-4, atol=1e-5)
+
+
+@compiled
+@torch.no_grad()
+def test_a_mask_of_another_length_is_an_error():
     query, keys = torch.randn(2, 2, 1, 4), torch.randn(2, 2, 6, 4)
-    assert few.serves(query, keys, keys)
-    assert not few.serves(query, keys, keys[:, :, :5])
-    assert not few.serves(query, keys[..., :3], keys)
-    assert not few.serves(query, keys, keys.double())
-    assert not few.serves(query.bfloat16(), keys.bfloat16(), keys.bfloat16())
-    with native.off():
-        assert not few.serves(query, keys, keys)
-    keys.requires_grad_()
-    assert not few.serves(query, keys, keys)
+    with pytest.raises(ValueError, match="does not broadcast"):
+        few.attend(query, keys, keys, scale=1.0, transform=Fused("softmax"), valid=torch.ones(2, 5, dtype=torch.bool))
+
+
+@compiled
+@pytest.mark.parametrize("raw", [math.nan, -110.0])
+@torch.no_grad()
+def test_alphas_that_the_kernel_does_not_know_are_left_to_the_definition(raw):
+    query, keys = torch.randn(2, 2, 1, 4), torch.randn(2, 2, 6, 4)
+    assert not few.serves(query, keys, keys, Fused("entmax", excess=torch.sigmoid(torch.tensor([raw]))))
+
+
+@compiled
+@pytest.mark.parametrize("raw", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("role", ["decoder_self", "cross"])
+def test_a_step_of_decoding_goes_through_one_call_and_nothing_else_does(raw, role, monkeypatch):
+    calls = []
+    attend = few.attend
+    monkeypatch.setattr(few, "attend", lambda *given, **more: calls.append(1) or attend(*given, **more))
+    site = Site(scores.parse("scaled_dot"), patterns.parse("full"), transforms.parse(raw))
+    module = MultiHead(site, role, 8, Dims(0, 2, 8, 8), 0.5).eval()
+    states = torch.randn(3, 6, 8)
+    memory = module.memorize(states, None)
+
+    def at(*places):
+        return Positions(torch.tensor(places), torch.arange(6))
+
     with torch.no_grad():
-        assert few.serves(query, keys, keys)
+        found = module(states[:, 5:], memory, at(5)).context
+        assert len(calls) == 1
+        with native.off():
+            torch.testing.assert_close(module(states[:, 5:], memory, at(5)).context, found, rtol=1e-4, atol=1e-5)
+        module(states[:, 2:3], memory, at(2))  # of decoder_self, keys of the future would be seen
+        assert len(calls) == (1 if role == "decoder_self" else 2)
+        calls.clear()
+        module(states[:, 5:], memory, at(5), need_weights=True)
+        module.train()(states[:, 5:], memory, at(5))
+        module(torch.randn(3, 11, 8), memory, Positions(torch.full((11,), 5), torch.arange(6)))
+    module.eval()(states[:, 5:], memory, at(5))
+    assert not calls
+
+
+@compiled
+def test_what_attention_in_one_call_serves():
+    plain = Fused("softmax")
+    query, keys = torch.randn(2, 2, 1, 4), torch.randn(2, 2, 6, 4)
+    assert few.serves(query, keys, keys, plain)
+    assert not few.serves(query, keys, keys[:, :, :5], plain)
+    assert not few.serves(query, keys[..., :3], keys, plain)
+    assert not few.serves(query, keys, keys.double(), plain)
+    assert not few.serves(query.bfloat16(), keys.bfloat16(), keys.bfloat16(), plain)
+    with native.off():
+        assert not few.serves(query, keys, keys, plain)
+    keys.requires_grad_()
+    assert not few.serves(query, keys, keys, plain)
+    with torch.no_grad():
+        assert few.serves(query, keys, keys, plain)
