@@ -1,4 +1,4 @@
-"""Products with a cache are those of matrices, read from any part of it, and attention made of them is its definition."""
+"""Products with a cache are those of matrices, read from any part of it; attention made of them is its definition."""
 
 from __future__ import annotations
 
