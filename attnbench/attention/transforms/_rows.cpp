@@ -13,28 +13,36 @@
 #include <type_traits>
 #include <utility>
 
-#ifdef __AVX512F__
+#if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
 namespace {
 
+// Bytes of a vector: what one register holds, since wider ones are taken apart number by number.
+#if defined(__AVX512F__)
+constexpr int BYTES = 64;
+#elif defined(__AVX2__)
+constexpr int BYTES = 32;
+#else
+constexpr int BYTES = 16;
+#endif
+
 struct Float {
     using T = float;
     using I = int32_t;
-    using U = uint32_t;
-    static constexpr int W = 16;
+    static constexpr int W = BYTES / sizeof(T);
 };
 struct Double {
     using T = double;
     using I = int64_t;
-    using U = uint64_t;
-    static constexpr int W = 8;
+    static constexpr int W = BYTES / sizeof(T);
 };
+template <class F> constexpr bool SINGLE = std::is_same_v<F, Float>;
 template <class F> struct Vec {
-    typedef typename F::T V __attribute__((vector_size(64)));
-    typedef typename F::I M __attribute__((vector_size(64)));
-    typedef typename F::T Loose __attribute__((vector_size(64), aligned(sizeof(typename F::T)), may_alias));
+    typedef typename F::T V __attribute__((vector_size(BYTES)));
+    typedef typename F::I M __attribute__((vector_size(BYTES)));
+    typedef typename F::T Loose __attribute__((vector_size(BYTES), aligned(sizeof(typename F::T)), may_alias));
     typedef uint8_t Bytes __attribute__((vector_size(F::W), aligned(1), may_alias));
 };
 template <class F> using V = typename Vec<F>::V;
@@ -194,6 +202,27 @@ inline int pack(const V<Float>* x, int n, float bound, float* to, int32_t* place
     }
     return kept;
 }
+#elif defined(__AVX2__)
+struct Orders {  // which lanes are set in each byte, the lowest first
+    uint64_t of[256];
+    constexpr Orders() : of{} {
+        for (int bits = 0; bits < 256; ++bits)
+            for (int lane = 0, at = 0; lane < 8; ++lane)
+                if (bits >> lane & 1) of[bits] |= (uint64_t)lane << 8 * at++;
+    }
+};
+constexpr Orders ORDERS;
+inline int pack(const V<Float>* x, int n, float bound, float* to, int32_t* place, Float) {
+    int kept = 0;
+    for (int j = 0; j < n; ++j) {
+        int above = _mm256_movemask_ps(_mm256_cmp_ps((__m256)x[j], _mm256_set1_ps(bound), _CMP_GT_OQ));
+        __m256i order = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)ORDERS.of[above]));
+        _mm256_storeu_ps(to + kept, _mm256_permutevar8x32_ps((__m256)x[j], order));
+        _mm256_storeu_si256((__m256i*)(place + kept), _mm256_add_epi32(order, _mm256_set1_epi32(8 * j)));
+        kept += __builtin_popcount(above);
+    }
+    return kept;
+}
 #endif
 
 // ---- one block
@@ -285,7 +314,7 @@ template <class F, int P> void softmax(Block<F, P> b, V<F> top) {
 // how many scores of one row are at or above each of three numbers
 template <class F> inline void tally(const V<F>* from, int n, const typename F::T (&t)[3], int64_t (&count)[3]) {
 #ifdef __AVX512F__
-    if constexpr (F::W == 16) {
+    if constexpr (SINGLE<F>) {
         const __m512 a = _mm512_set1_ps(t[0]), b = _mm512_set1_ps(t[1]), c = _mm512_set1_ps(t[2]);
         int found[3] = {};
         for (int j = 0; j < n; ++j) {
@@ -475,7 +504,7 @@ template <class F, int P> V<F> near_threshold(Block<F, P> b, V<F> e) {
 // 1 - mass^-e: near 1, where all rounds but the first are, by its series
 template <class F, int P> V<F> one_less_power(V<F> mass, V<F> e) {
     using T = typename F::T;
-    if constexpr (F::W == 16) {
+    if constexpr (SINGLE<F>) {
         V<F> u = mass - 1;
         M<F> far = ~((u < (T)0.01) & (u > (T)-0.01));
         if (!any<F, P>(far)) {
@@ -639,7 +668,7 @@ template <class F, int P, class Work> int in_blocks(const Shape& shape, int thre
     if (shape.rows * shape.keys <= SERIAL) threads = 1;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        V<F>* room = (V<F>*)std::aligned_alloc(64, (4 * n + 2) * sizeof(V<F>));
+        V<F>* room = (V<F>*)std::aligned_alloc(64, (4 * n + 4) * sizeof(V<F>));
         if (!room) {
 #pragma omp atomic write
             failed = true;
@@ -699,7 +728,7 @@ template <class F, int N> inline void second_order(const V<F>* x, const V<F>* po
         near[i] = smaller<F>(x[i], all<F>((T)0.5));
         found[i] = all<F>(1);
     }
-    for (int divisor = F::W == 8 ? 16 : 10; divisor > 2; --divisor)
+    for (int divisor = SINGLE<F> ? 10 : 16; divisor > 2; --divisor)
         for (int i = 0; i < N; ++i) found[i] = found[i] * near[i] * ((T)1 / divisor) + 1;
     for (int i = 0; i < N; ++i) {
         V<F> closed = (power_of_x[i] - 1 - x[i]) / (x[i] * x[i]);
@@ -815,7 +844,7 @@ template <class F> struct Back {
     template <int P> void slopes(V<F>* p, const V<F>* g, int n, int64_t row, int rows) const {
         V<F> e = per_row<F, P>(excess, shape, row, rows);
         Sums sums;
-        bool series = F::W == 8 || any<F, 1>(e < (typename F::T)0.25);
+        bool series = !SINGLE<F> || any<F, 1>(e < (typename F::T)0.25);
         int j = 0;
         for (; j + STEP <= n; j += STEP) slopes<STEP>(p + j, g + j, e, series, sums);
         for (; j < n; ++j) slopes<1>(p + j, g + j, e, series, sums);
