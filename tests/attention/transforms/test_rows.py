@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -137,6 +139,32 @@ def test_rows_are_shared_out_among_threads():
         for one, other in zip(found[0], more, strict=True):
             assert torch.equal(one[0], other[0])
             assert all(torch.equal(a, b) for a, b in zip(one[1], other[1], strict=True))
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="registers of x86 processors")
+@pytest.mark.parametrize("without", ["avx512f", "avx"])
+def test_narrower_registers_give_the_same(without, monkeypatch):
+    """What a processor with registers of 32 or 16 bytes would compile."""
+    if without == "avx512f" and torch.backends.cpu.get_cpu_capability() != "AVX512":
+        pytest.skip("the other tests are of 32 bytes here")
+    monkeypatch.setenv("CXX", f"{native._command()[0]} -mno-{without}")
+    torch.manual_seed(0)
+    cached = native._load, native.compiler
+    for function in cached:
+        function.cache_clear()
+    try:
+        for keys in (1, 5, 33, 64, 65, 100, 131):
+            scores, upstream, valid = torch.randn(3, 5, 7, keys), torch.randn(3, 5, 7, keys), torch.rand(7, keys) < 0.7
+            for name in TRANSFORMS:
+                same(*both(name, scores.double(), upstream.double(), valid=valid), 1e-11)
+                compiled, plain = both(name, scores, upstream, valid=valid)
+                torch.testing.assert_close(compiled[0], plain[0], rtol=1e-5, atol=1e-5)
+                found = _rows.pull_back(upstream, plain[0], fused(name, 5), to_excess=name == "learned")
+                torch.testing.assert_close(found[0], plain[1][0], rtol=3e-5, atol=3e-6)
+    finally:
+        monkeypatch.undo()
+        for function in cached:
+            function.cache_clear()
 
 
 @pytest.mark.parametrize("count", [1, 2, 30, 99])
