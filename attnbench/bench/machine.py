@@ -9,7 +9,8 @@ import torch
 
 from attnbench.bench.timer import seconds
 from attnbench.core import native, processor
-from attnbench.train.runtime import keep_freed_memory, multiplies_bfloat16, use_onednn_float32
+from attnbench.train.products import onednn_in_use, use_onednn_float32
+from attnbench.train.runtime import keep_freed_memory, multiplies_bfloat16
 
 _SIDE = {"cpu": 1024, "cuda": 8192}
 """Side of the matrices whose product is timed."""
@@ -22,6 +23,11 @@ class Roofline(NamedTuple):
 
     flops: dict[str, float]
     bandwidth: float
+
+    def better_of(self, other: Roofline) -> Roofline:
+        """The higher of each: what else the machine does at a moment only lowers what is measured then."""
+        flops = {name: max(rate, other.flops[name]) for name, rate in self.flops.items()}
+        return Roofline(flops, max(self.bandwidth, other.bandwidth))
 
 
 class Choice(NamedTuple):
@@ -70,7 +76,7 @@ def roofline(device: torch.device) -> Roofline:
 
 
 def signature(device: torch.device, precision: str) -> dict[str, Any]:
-    """What a figure of speed hangs on; two figures with different ones are not compared."""
+    """What a figure of speed hangs on, once the machine is set up; two figures with different ones are not compared."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "processor": processor.name(),
@@ -79,6 +85,7 @@ def signature(device: torch.device, precision: str) -> dict[str, Any]:
         "precision": precision,
         "torch": torch.__version__,
         "python": platform.python_version(),
+        "products": "oneDNN" if onednn_in_use() else "default",
         "compiled": native.engine(),
     }
 

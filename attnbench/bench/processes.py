@@ -14,7 +14,8 @@ import torch
 
 from attnbench.bench.timer import Case, Timing
 from attnbench.core.errors import AttnbenchError
-from attnbench.train.runtime import keep_freed_memory, use_onednn_float32, use_threads
+from attnbench.train.products import use_onednn_float32
+from attnbench.train.runtime import keep_freed_memory, use_threads
 
 _PATIENCE = 10
 """Seconds that a process has to end by itself."""
@@ -94,10 +95,10 @@ def with_peaks(timings: list[Timing], recipes: list[Recipe], threads: int) -> li
 
 def _serve(pipe: Connection, recipe: Recipe, threads: int) -> None:
     try:
+        use_threads(threads)
         if not recipe.shipped:
             use_onednn_float32()
             keep_freed_memory()
-        use_threads(threads)
         case = recipe.make(*recipe.given)
         pipe.send((None, (case.group, case.name, case.work, case.flops, case.check is not None)))
         while True:

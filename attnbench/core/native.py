@@ -7,7 +7,6 @@ import functools
 import hashlib
 import logging
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnbench.core import processor
 from attnbench.core.files import cache_root
 from attnbench.core.lock import making
 
@@ -71,7 +71,7 @@ def _load(source: Path) -> ctypes.CDLL | None:
     if name is None:
         _log.debug("%s is left to torch: no C++ compiler, or %s=0", source.stem, SWITCH)
         return None
-    words = [*_texts(source), name.encode(), " ".join(_command() or ()).encode(), _processor()]
+    words = [*_texts(source), name.encode(), " ".join(_command() or ()).encode(), processor.identity()]
     key = hashlib.sha256(b"\0".join([*words, *(flag.encode() for flag in _FLAGS)])).hexdigest()[:16]
     target = cache_root() / "native" / f"{source.stem.strip('_')}-{key}.so"
     try:
@@ -172,13 +172,3 @@ def _compile(source: Path, target: Path) -> None:
                 return
             said = said or done.stderr.strip()[:500]
     raise subprocess.CalledProcessError(1, str(source), stderr=said)
-
-
-def _processor() -> bytes:
-    """What the compiled code depends on: a cache may be shared by unlike machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_bytes().splitlines()
-    except OSError:
-        lines = []
-    flags = [line for line in lines if line.startswith((b"model name", b"flags", b"Features"))]
-    return b"\0".join([platform.machine().encode(), platform.processor().encode(), *flags[:2]])

@@ -18,6 +18,16 @@ def name() -> str:
     return platform.processor()
 
 
+def identity() -> bytes:
+    """What compiled code and figures of speed hang on; a cache may be shared by unlike machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+    except OSError:
+        lines = []
+    flags = [line for line in lines if line.startswith((b"model name", b"flags", b"Features"))]
+    return b"\0".join([platform.machine().encode(), platform.processor().encode(), *flags[:2]])
+
+
 def usable_cores() -> int:
     """The cores this process is bound to, and no more than OMP_NUM_THREADS where that is set."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

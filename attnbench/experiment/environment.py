@@ -13,6 +13,7 @@ import torch
 
 import attnbench
 from attnbench.core import native, processor
+from attnbench.train.products import onednn_in_use
 from attnbench.train.runtime import Runtime
 
 _PACKAGES = ("torch", "numpy", "tokenizers", "sacrebleu", "sacremoses", "safetensors", "pydantic")
@@ -52,6 +53,7 @@ def environment(runtime: Runtime) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "precision": runtime.precision,
         "threads": torch.get_num_threads(),
+        "products": "oneDNN" if onednn_in_use() else "default",
         "compiled": native.engine(),
         "packages": {name: metadata.version(name) for name in _PACKAGES},
     }

@@ -111,24 +111,3 @@ def keep_freed_memory() -> None:
 
 def use_threads(count: int) -> None:
     torch.set_num_threads(max(1, count))
-
-
-def use_onednn_float32() -> bool:
-    """Send float32 products to oneDNN where that keeps float32 accuracy; returns whether it is in use.
-
-    On processors that MKL does not use fully this doubles their speed. The setting permits lower precision, so
-    it stays only if a product of this machine shows none.
-    """
-    matmul = getattr(torch.backends.mkldnn, "matmul", None)
-    setting = getattr(matmul, "fp32_precision", None)
-    if matmul is None or setting is None or not torch.backends.mkldnn.is_available():
-        return False
-    matmul.fp32_precision = "bf16"
-    generator = torch.Generator().manual_seed(0)
-    left, right = (torch.randn(256, 256, generator=generator) for _ in range(2))
-    exact = left.double() @ right.double()
-    error = ((left @ right).double() - exact).norm() / exact.norm()
-    if error > 1e-6:
-        matmul.fp32_precision = setting
-        return False
-    return True

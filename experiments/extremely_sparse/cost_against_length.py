@@ -34,7 +34,8 @@ from attnbench.attention.transforms.base import transforms
 from attnbench.attention.types import Dims, Memory, Positions
 from attnbench.bench.scaling import slope
 from attnbench.experiment.environment import environment
-from attnbench.train.runtime import keep_freed_memory, use_onednn_float32
+from attnbench.train.products import use_onednn_float32
+from attnbench.train.runtime import Runtime, keep_freed_memory
 
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 WIDTH, HEADS, N = 256, 4, 32
@@ -198,7 +199,7 @@ def main() -> None:
     print(table(seconds, memory))
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
-        made = environment(torch.device("cpu"))
+        made = environment(Runtime(torch.device("cpu")))
         content = {"n": N, "width": WIDTH, "heads": HEADS, "rounds": options.rounds, "difference": difference}
         content |= {"seconds": seconds, "peak_mb": memory, "env": made}
         (options.out / "cost_against_length.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -28,7 +28,8 @@ from attnbench.data.special import BOS, EOS, PAD, SPECIALS
 from attnbench.experiment.environment import environment
 from attnbench.models.base import Seq2SeqModel, Sizes, Source, models
 from attnbench.search.base import Limits, Searcher, searches
-from attnbench.train.runtime import keep_freed_memory, use_onednn_float32, use_threads
+from attnbench.train.products import use_onednn_float32
+from attnbench.train.runtime import Runtime, keep_freed_memory, use_threads
 
 SYMBOLS, SENTENCES, BEAM = 20, 32, 10
 NO_TOKEN = -1
@@ -140,7 +141,7 @@ def main() -> None:
     use_threads(given.threads)
     keep_freed_memory()  # as every cell does: without it blocks of 32 MiB and more pay for their page faults
     use_onednn_float32()
-    environ = environment(torch.device("cpu"))
+    environ = environment(Runtime(torch.device("cpu")))
     found = {length: measure(length, given.steps, given.rounds) for length in given.lengths}
     given.out.parent.mkdir(parents=True, exist_ok=True)
     settings = {"sentences": SENTENCES, "beam": BEAM, "rounds": given.rounds, "steps": given.steps}

@@ -118,7 +118,7 @@ def test_a_broken_file_is_made_anew(source, tmp_path):
 @compiled
 def test_words_after_the_compiler_are_part_of_it(source, monkeypatch):
     source.write_text(SOURCE.replace("42", "NUMBER"))
-    command = native._command()[0]
+    command = " ".join(native._command())
     for number in (3, 4):
         monkeypatch.setenv("CXX", f"{command} -DNUMBER={number}")
         native._load.cache_clear()

@@ -261,9 +261,15 @@ def test_reports_read_what_runs_write(bench: Any):
 def test_the_environment_names_versions_and_no_place():
     found = environment(Runtime(torch.device("cpu")))
     assert found["attnbench"] == attnbench.__version__
-    assert found["packages"]["torch"] == torch.__version__.split("+")[0] or torch.__version__
+    assert found["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert (found["device"], found["precision"]) == ("cpu", "fp32")
     assert str(Path.home()) not in json.dumps(found)
+
+
+@pytest.mark.parametrize(("used", "name"), [(True, "oneDNN"), (False, "default")])
+def test_the_environment_names_what_multiplies(used: bool, name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(environment_module, "onednn_in_use", lambda: used)
+    assert environment(Runtime(torch.device("cpu")))["products"] == name
 
 
 def git(folder: Path, *arguments: str) -> None:

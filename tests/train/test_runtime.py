@@ -6,14 +6,7 @@ import pytest
 import torch
 
 from attnbench.core.errors import MissingExtraError, SpecError
-from attnbench.train.runtime import (
-    Runtime,
-    choose_device,
-    choose_runtime,
-    multiplies_bfloat16,
-    use_onednn_float32,
-    use_threads,
-)
+from attnbench.train.runtime import Runtime, choose_device, choose_runtime, multiplies_bfloat16, use_threads
 
 
 def test_the_processor_is_there_and_an_unknown_device_is_not():
@@ -45,20 +38,6 @@ def test_a_processor_without_mkldnn_multiplies_no_bfloat16(monkeypatch: pytest.M
 def test_gpus_multiply_bfloat16_from_capability_8_on(capability: Any, known: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert multiplies_bfloat16(torch.device("cuda", 0)) is known
-
-
-def test_float32_products_stay_float32_products():
-    matmul: Any = getattr(torch.backends.mkldnn, "matmul", None)
-    if not hasattr(matmul, "fp32_precision"):
-        pytest.skip("this torch has no such setting")
-    before = matmul.fp32_precision
-    try:
-        use_onednn_float32()
-        left, right = (torch.randn(64, 64, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
-        exact = left.double() @ right.double()
-        assert ((left @ right).double() - exact).norm() / exact.norm() < 1e-6
-    finally:
-        matmul.fp32_precision = before
 
 
 def test_threads_are_at_least_one():

@@ -1,0 +1,113 @@
+"""Which library multiplies float32 matrices on a processor: the faster one that is exact."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnbench.core import processor
+from attnbench.core.files import cache_root, write_atomic
+from attnbench.core.lock import making
+
+_ERROR = 1e-6
+"""Most that a product may differ from the exact one, as a part of it."""
+_SLOWER = 0.8
+"""oneDNN is left where it has less than this of the default library's speed; nearer to 1 one check decides nothing."""
+_ROUNDS = 7
+_SIDE = 512
+
+_log = logging.getLogger(__name__)
+
+
+def use_onednn_float32() -> bool:
+    """Send float32 products to oneDNN where torch can and it is as exact, and not clearly slower; returns whether it
+    is in use.
+
+    On processors that MKL does not use fully this doubles their speed. The setting permits lower precision, so every
+    process looks at the error. The speed is measured once a machine and kept in the cache: last digits hang on the
+    library, and what is resumed goes on as it began.
+    """
+    matmul = _setting()
+    if matmul is None:
+        return False
+    left, right = _pair(256)
+    matmul.fp32_precision = "none"
+    default = left @ right
+    matmul.fp32_precision = "bf16"
+    found = left @ right
+    # where torch knows no oneDNN for them the setting changes nothing
+    if torch.equal(found, default) or _error(found, left, right) > _ERROR or not _pays(matmul):
+        matmul.fp32_precision = "none"
+        return False
+    return True
+
+
+def onednn_in_use() -> bool:
+    """Whether float32 products of this process go to oneDNN, as use_onednn_float32 left it."""
+    matmul = _setting()
+    return matmul is not None and matmul.fp32_precision == "bf16"
+
+
+def _setting() -> Any:
+    """What torch keeps the choice in; None where it has none."""
+    matmul = getattr(torch.backends.mkldnn, "matmul", None)
+    return matmul if hasattr(matmul, "fp32_precision") and torch.backends.mkldnn.is_available() else None
+
+
+def _pair(side: int) -> tuple[torch.Tensor, torch.Tensor]:
+    own = torch.Generator().manual_seed(0)  # a training's draws go on as they would have
+    return torch.randn(side, side, generator=own), torch.randn(side, side, generator=own)
+
+
+def _error(found: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> float:
+    exact = left.double() @ right.double()
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+def _pays(matmul: Any) -> bool:
+    path = _path()
+    gain = _kept(path)
+    try:
+        if gain is None:
+            with making(path):
+                gain = _kept(path)  # of a process that was first
+                if gain is None:
+                    gain = _gain(matmul)
+                    known = {"processor": processor.name(), "torch": torch.__version__, "onednn_gain": gain}
+                    write_atomic(path, json.dumps(known) + "\n")
+    except OSError as error:  # then every process would measure for itself, and not all the same
+        _log.info("oneDNN multiplies float32 unmeasured, the cache cannot be written: %s", error)
+        return True
+    return gain >= _SLOWER
+
+
+def _path() -> Path:
+    threads = str(torch.get_num_threads()).encode()
+    words = (processor.identity(), torch.__version__.encode(), threads)
+    return cache_root() / "machine" / f"products-{hashlib.sha256(b'|'.join(words)).hexdigest()[:16]}.json"
+
+
+def _kept(path: Path) -> float | None:
+    try:
+        return float(json.loads(path.read_text(encoding="utf-8"))["onednn_gain"])
+    except (OSError, ValueError, KeyError, TypeError):  # none, or not a file of ours
+        return None
+
+
+def _gain(matmul: Any) -> float:
+    """How many times as fast oneDNN is as the default library; leaves oneDNN chosen."""
+    left, right = _pair(_SIDE)
+    least = {"none": float("inf"), "bf16": float("inf")}
+    for _ in range(_ROUNDS):
+        for choice in least:  # in turns, oneDNN last
+            matmul.fp32_precision = choice
+            started = time.perf_counter()
+            torch.mm(left, right)
+            least[choice] = min(least[choice], time.perf_counter() - started)
+    return least["none"] / least["bf16"]

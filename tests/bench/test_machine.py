@@ -1,0 +1,24 @@
+"""What is measured of a machine, and what is chosen for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnbench.bench import machine
+from attnbench.bench.machine import Roofline
+
+
+def test_the_better_of_two_measurements_counts():
+    first, second = Roofline({"fp32": 1.0, "bf16": 4.0}, 5.0), Roofline({"fp32": 2.0, "bf16": 3.0}, 6.0)
+    assert first.better_of(second) == Roofline({"fp32": 2.0, "bf16": 4.0}, 6.0)
+
+
+@pytest.mark.parametrize(("used", "chosen"), [(True, "oneDNN"), (False, "the default library")])
+def test_what_multiplies_is_told_as_it_is(used, chosen, monkeypatch):
+    monkeypatch.setattr(machine, "use_onednn_float32", lambda: used)
+    monkeypatch.setattr(machine, "onednn_in_use", lambda: used)
+    found = {choice.what: choice for choice in machine.set_up(torch.device("cpu"))}["float32 matrix products"]
+    assert found.chosen.startswith(chosen)
+    assert (found.gain is not None) is used
+    assert machine.signature(torch.device("cpu"), "fp32")["products"] == ("oneDNN" if used else "default")
