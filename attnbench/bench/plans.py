@@ -1,8 +1,8 @@
-"""What `attnbench speed` measures: each plan gives the sections of its report."""
+"""What `attnbench speed` measures: a plan gives its sections as far as they are, whenever they are more."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 import torch
@@ -61,22 +61,22 @@ class Plan(NamedTuple):
         return self.sizes or (["tiny"] if self.quick else list(sizes))
 
 
-def ops_sections(plan: Plan) -> list[Section]:
+def ops_sections(plan: Plan) -> Iterator[list[Section]]:
     device, dtype = plan.runtime.device, plan.dtype
     shapes = ops.SHAPES[:1] if plan.quick else ops.SHAPES
-    found = []
+    transforms = Section("transforms of scores", (ops.BASELINE,), [])
     for shape in shapes:  # one shape at a time: what its cases hold is let go before the next
         cases = list(ops.transform_cases((shape,), device, plan.peers))
-        found += plan.time(cases)
-    sections = [Section("transforms of scores", (ops.BASELINE,), found)]
-    found = []
+        transforms.timings.extend(plan.time(cases))
+        yield [transforms]
+    attention = Section("attention, from projected queries, keys and values", ("SDPA", "softmax"), [])
     for shape in ops.ON_A_GPU if device.type == "cuda" and not plan.quick else shapes:
         cases = list(ops.attention_cases((shape,), device, dtype, peers=plan.peers))
-        found += plan.time(cases, loose=True, replay=True)
-    return [*sections, Section("attention, from projected queries, keys and values", ("SDPA", "softmax"), found)]
+        attention.timings.extend(plan.time(cases, loose=True, replay=True))
+        yield [transforms, attention]
 
 
-def train_sections(plan: Plan) -> list[Section]:
+def train_sections(plan: Plan) -> Iterator[list[Section]]:
     device, threads = plan.runtime.device, torch.get_num_threads()
     beside: list[Timing] = []
     found: list[Timing] = []
@@ -86,13 +86,13 @@ def train_sections(plan: Plan) -> list[Section]:
         beside += plan.beside([recipes[0], *peers], peaks=True) if peers else []
         timed = plan.time([recipe.make(*recipe.given) for recipe in recipes], loose=True)
         found += timed if plan.quick or device.type != "cpu" else with_peaks(timed, recipes, threads)
-    return [
-        *_if_any("training beside other packages, target tokens", nn_transformer.SHIPPED, beside),
-        Section("training, target tokens", ("softmax",), found, "tokens", peak_flops=plan.peak),
-    ]
+        yield [
+            *_if_any("training beside other packages, target tokens", nn_transformer.SHIPPED, beside),
+            Section("training, target tokens", ("softmax",), found, "tokens", peak_flops=plan.peak),
+        ]
 
 
-def decode_sections(plan: Plan) -> list[Section]:
+def decode_sections(plan: Plan) -> Iterator[list[Section]]:
     loads = [models.Load(16, 26, 1)] if plan.quick else _LOADS
     beside: list[Timing] = []
     found: list[Timing] = []
@@ -106,19 +106,18 @@ def decode_sections(plan: Plan) -> list[Section]:
                 [models.decoding(size, name, load, plan.runtime) for name in models.compared(plan.runtime.device)],
                 loose=True,
             )
-    return [
-        *_if_any(
-            "decoding beside other packages, tokens of the best outputs", ctranslate2.NAME.format("float32"), beside
-        ),
-        Section("decoding, tokens of the best outputs", ("softmax",), found, "tokens"),
-    ]
+            baseline = ctranslate2.NAME.format("float32")
+            yield [
+                *_if_any("decoding beside other packages, tokens of the best outputs", baseline, beside),
+                Section("decoding, tokens of the best outputs", ("softmax",), found, "tokens"),
+            ]
 
 
 def _if_any(title: str, baseline: str, found: list[Timing]) -> list[Section]:
     return [Section(title, (baseline,), found, "tokens")] if found else []
 
 
-def scaling_sections(plan: Plan) -> list[Section]:
+def scaling_sections(plan: Plan) -> Iterator[list[Section]]:
     lengths = (128, 256, 512) if plan.quick else (512, 1024, 2048, 4096)
     if plan.runtime.device.type == "cuda" and not plan.quick:
         lengths = (*lengths, 8192, 16384, 32768, 65536)
@@ -126,7 +125,7 @@ def scaling_sections(plan: Plan) -> list[Section]:
     timed = plan.time([case for _, _, case in made], replay=True)
     measured = [(what, size, timing) for (what, size, _), timing in zip(made, timed, strict=True)]
     slopes = scaling.exponents(measured)
-    return [
+    yield [
         Section(
             f"cost against {group}", ("SDPA",), [timing for what, _, timing in measured if what == group],
             exponents={name: value for (what, name), value in slopes.items() if what == group},
@@ -135,7 +134,7 @@ def scaling_sections(plan: Plan) -> list[Section]:
     ]  # fmt: skip
 
 
-PLANS: dict[What, Callable[[Plan], list[Section]]] = {
+PLANS: dict[What, Callable[[Plan], Iterator[list[Section]]]] = {
     "ops": ops_sections,
     "train": train_sections,
     "decode": decode_sections,

@@ -56,10 +56,13 @@ def as_json(
     machine: Roofline,
     peers: dict[str, str],
     command: str,
+    finished: bool = True,
 ) -> dict[str, Any]:
+    """finished: whether these are all that the command measures."""
     return {
         "schema_version": SCHEMA,
         "command": command,
+        "finished": finished,
         "signature": signature,
         "machine": {"flops": machine.flops, "bandwidth": machine.bandwidth},
         "peers": peers,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,9 @@ from attnbench.train.runtime import choose_device, choose_runtime, use_threads
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+_UNFINISHED = "unfinished"
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,21 @@ class Report:
 
     def write(self, folder: Path) -> bool:
         """speed.json, speed.md and, where matplotlib is installed, speed.svg; whether it is."""
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder / "speed.json", json.dumps(self.document, indent=1) + "\n")
-        write_atomic(folder / "speed.md", markdown(list(tables(self.sections)), self.head, self.command))
+        self._write(folder, "speed")
+        for path in _paths(folder, _UNFINISHED):
+            path.unlink(missing_ok=True)
         return draw(self.sections, folder / "speed.svg")
+
+    def write_unfinished(self, folder: Path) -> Path:
+        """The page of what is measured so far, and its JSON; an earlier measurement stays until this one is whole."""
+        return self._write(folder, _UNFINISHED)
+
+    def _write(self, folder: Path, stem: str) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        data, page = _paths(folder, stem)
+        write_atomic(data, json.dumps(self.document, indent=1) + "\n")
+        write_atomic(page, markdown(list(tables(self.sections)), self.head, self.command))
+        return page
 
     def falls(self, earlier: dict[str, Any], tolerance: float) -> tuple[list[Fall], int]:
         """Raises SpecError where the two have no figure in common."""
@@ -57,6 +71,10 @@ class Report:
         if not compared:
             raise SpecError("--compare: the two measurements have no figure in common; run what the earlier one ran")
         return found, compared
+
+
+def _paths(folder: Path, stem: str) -> tuple[Path, Path]:
+    return folder / f"{stem}.json", folder / f"{stem}.md"
 
 
 def _same_kind(earlier: dict[str, Any], signature: dict[str, Any]) -> None:
@@ -70,11 +88,12 @@ def _same_kind(earlier: dict[str, Any], signature: dict[str, Any]) -> None:
 def run(
     what: Sequence[str], *, device: str | None, precision: str, threads: int | None,
     rounds: int, quick: bool, against: str | None, size: str | None, command: str,
-    earlier: dict[str, Any] | None = None,
+    earlier: dict[str, Any] | None = None, keep: Callable[[Report], None] | None = None,
 ) -> Report:  # fmt: skip
-    """Measure each of `what` (keys of PLANS). earlier: what it will be compared with.
+    """Measure each of `what` (keys of PLANS). earlier: what it will be compared with. keep: called with all that is
+    measured so far, whenever that is more.
 
-    Raises SpecError and MissingExtraError before anything is timed.
+    Raises SpecError and MissingExtraError before anything is timed, AttnbenchError where a case cannot be.
     """
     peers = find(against.split(",") if against else [])
     sizes = size.split(",") if size else None
@@ -91,16 +110,32 @@ def run(
             f"--precision {precision}: this device has no instructions for it, and training takes float32 instead; "
             "measure fp32"
         )
+    choices: list[Choice] = set_up(place)
     made = signature(place, runtime.precision)
     if earlier is not None:
         _same_kind(earlier, made)
-    choices: list[Choice] = set_up(place)
     machine: Roofline = roofline(place)
     plan = Plan(runtime, rounds, quick, peers, machine.flops[runtime.precision], sizes)
-    sections = [section for each in what for section in PLANS[each](plan)]  # pyright: ignore[reportArgumentType]
     versions = {peer.package: peer.version for peer in peers}
-    document = as_json(sections, made, choices, machine, versions, command)
-    return Report(document, sections, head_lines(made, choices, machine), command)
+
+    def report(sections: list[Section], machine: Roofline, *, finished: bool) -> Report:
+        sections = [_against(machine.flops[runtime.precision], section) for section in sections]
+        head = [*head_lines(made, choices, machine), *([] if finished else ["not finished"])]
+        return Report(as_json(sections, made, choices, machine, versions, command, finished), sections, head, command)
+
+    done: list[Section] = []
+    for each in what:
+        sections: list[Section] = []
+        for sections in PLANS[each](plan):  # pyright: ignore[reportArgumentType]
+            if keep is not None:
+                keep(report([*done, *sections], machine, finished=False))
+        done += sections
+    return report(done, machine.better_of(roofline(place)), finished=True)
+
+
+def _against(peak: float, section: Section) -> Section:
+    """Its shares are of this rate of products."""
+    return section if section.peak_flops is None else section._replace(peak_flops=peak)
 
 
 def read_earlier(path: Path) -> dict[str, Any]:
@@ -112,4 +147,6 @@ def read_earlier(path: Path) -> dict[str, Any]:
     known = isinstance(document, dict) and document.get("schema_version") == SCHEMA
     if not known or not {"sections", "signature"} <= set(document):
         raise SpecError(f"--compare {path}: it holds no measurement of `attnbench speed`; name a speed.json of --out")
+    if not document.get("finished", True):
+        raise SpecError(f"--compare {path}: this measurement was not finished; name a speed.json")
     return document

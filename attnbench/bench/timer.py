@@ -67,7 +67,7 @@ def measure(
     without the host's part: each case is recorded once, and its record run again; one that waits for the GPU is timed
     as it is called, and its name says so.
 
-    Raises AttnbenchError for a case that does not give what its definition gives: nothing is timed then.
+    Raises AttnbenchError for a case that does not give what its definition gives: none of these is timed then.
     """
     errors = [None if case.check is None else case.check() for case in cases]
     limit = TOLERANCE * (10 if loose else 1)
@@ -75,7 +75,7 @@ def measure(
         if error is not None and not error <= limit:
             raise AttnbenchError(
                 f"{case.name} ({case.group}) lies {error:.1e} from its definition, and {limit:.0e} is allowed; "
-                "nothing was timed"
+                "it was not timed"
             )
     firsts = [seconds(case.run, 1, device) for case in cases]
     if replay and device.type == "cuda":

@@ -47,15 +47,30 @@ def speed(
 
     Example: attnbench speed --quick --compare speed.json
     """
-    from attnbench.bench.run import read_earlier, run
+    from attnbench.bench.run import Report, read_earlier, run
+
+    kept: list[Path] = []
+
+    def keep(part: Report) -> None:
+        try:
+            kept.append(part.write_unfinished(out or Path()))
+        except OSError as error:
+            typer.echo(f"--out {out}: what is measured so far could not be kept: {error}", err=True)
 
     earlier = None if compare is None else read_earlier(compare)
     command = " ".join(["attnbench", *sys.argv[1:]])
-    report = run(
-        [what.value] if what else ["ops", "train", "decode"], device=device, precision=precision.value, threads=threads,
-        rounds=rounds, quick=quick, against=against, size=size, command=command,
-        earlier=earlier,
-    )  # fmt: skip
+    try:
+        report = run(
+            [what.value] if what else ["ops", "train", "decode"], device=device, precision=precision.value,
+            threads=threads, rounds=rounds, quick=quick, against=against, size=size, command=command,
+            earlier=earlier, keep=keep if out else None,
+        )  # fmt: skip
+    except BaseException as error:
+        if kept:
+            typer.echo(f"what was measured before is in {kept[-1]}", err=True)
+        if isinstance(error, KeyboardInterrupt):  # nothing that goes on
+            raise typer.Exit(130) from None
+        raise
     if out is not None and not report.write(out):
         typer.echo("no speed.svg: matplotlib is not installed (pip install 'attnbench[plot]')", err=True)
     if as_json:

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from attnbench.bench import machine, ops, plans
+from attnbench.bench.run import Report
+from attnbench.bench.timer import Case
 from attnbench.train import runtime
 
 
@@ -53,6 +55,45 @@ def test_a_picture_where_matplotlib_is_and_a_word_where_it_is_not(invoke, monkey
     assert "no speed.svg" in result.stderr
     assert not Path("found/speed.svg").exists()
     assert Path("found/speed.md").exists()
+
+
+def test_what_was_measured_before_a_fault_is_kept_and_so_is_an_earlier_measurement(invoke, monkeypatch):
+    invoke(*RUN, "--out", "found")
+    whole = Path("found/speed.json").read_text()
+    assert sorted(path.name for path in Path("found").iterdir() if path.suffix != ".svg") == ["speed.json", "speed.md"]
+    assert json.loads(whole)["finished"]
+    wrong = [Case("2x2x3x5", "wrong", lambda: None, check=lambda: 1.0)]
+    with monkeypatch.context() as patch:
+        patch.setattr(ops, "attention_cases", lambda *given, **more: wrong)
+        said = invoke(*RUN, "--out", "found", code=1).stderr
+    assert "wrong (2x2x3x5) lies 1.0e+00 from its definition" in said
+    assert "what was measured before is in found/unfinished.md" in said
+    assert Path("found/speed.json").read_text() == whole
+    part = json.loads(Path("found/unfinished.json").read_text())
+    assert not part["finished"]
+    assert part["sections"] == [{**part["sections"][0], "title": "transforms of scores"}]
+    assert "- not finished" in Path("found/unfinished.md").read_text()
+    assert "was not finished" in invoke(*RUN, "--compare", "found/unfinished.json", code=2).stderr
+    invoke(*RUN, "--out", "found")
+    assert not Path("found/unfinished.json").exists()
+    assert not Path("found/unfinished.md").exists()
+
+
+def test_an_interrupt_says_where_the_figures_are(invoke, monkeypatch):
+    def interrupted(*given, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ops, "attention_cases", interrupted)
+    said = invoke(*RUN, "--out", "found", code=130).stderr
+    assert "what was measured before is in found/unfinished.md" in said
+    assert "to go on" not in said
+
+
+def test_a_folder_that_fails_meanwhile_stops_nothing(invoke, monkeypatch):
+    monkeypatch.setattr(Report, "write_unfinished", lambda *given: (_ for _ in ()).throw(OSError("no space left")))
+    said = invoke(*RUN, "--out", "found").stderr
+    assert "--out found: what is measured so far could not be kept: no space left" in said
+    assert Path("found/speed.json").is_file()
 
 
 def test_json_alone_on_stdout(invoke):
