@@ -19,7 +19,7 @@
 
 namespace {
 
-// Bytes of a vector: what one register holds, since wider ones are taken apart number by number.
+// Bytes of a vector: what one register holds, since g++ takes wider ones apart number by number.
 #if defined(__AVX512F__)
 constexpr int BYTES = 64;
 #elif defined(__AVX2__)
@@ -668,6 +668,7 @@ template <class F, int P, class Work> int in_blocks(const Shape& shape, int thre
     if (shape.rows * shape.keys <= SERIAL) threads = 1;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
+        // one vector more than four blocks; 4 makes the bytes a multiple of 64, as they must be
         V<F>* room = (V<F>*)std::aligned_alloc(64, (4 * n + 4) * sizeof(V<F>));
         if (!room) {
 #pragma omp atomic write
@@ -883,3 +884,5 @@ template <class F> struct Back {
 
 TRANSFORM(float32, Float)
 TRANSFORM(float64, Double)
+
+extern "C" int attnbench_bytes() { return BYTES; }

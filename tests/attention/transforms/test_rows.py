@@ -142,17 +142,18 @@ def test_rows_are_shared_out_among_threads():
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="registers of x86 processors")
-@pytest.mark.parametrize("without", ["avx512f", "avx"])
-def test_narrower_registers_give_the_same(without, monkeypatch):
+@pytest.mark.parametrize(("without", "width"), [("avx512f", 32), ("avx", 16)])
+def test_narrower_registers_give_the_same(without, width, monkeypatch):
     """What a processor with registers of 32 or 16 bytes would compile."""
     if without == "avx512f" and torch.backends.cpu.get_cpu_capability() != "AVX512":
         pytest.skip("the other tests are of 32 bytes here")
-    monkeypatch.setenv("CXX", f"{native._command()[0]} -mno-{without}")
+    monkeypatch.setenv("CXX", " ".join([*native._command(), f"-mno-{without}"]))
     torch.manual_seed(0)
     cached = native._load, native.compiler
     for function in cached:
         function.cache_clear()
     try:
+        assert native.load(_rows._SOURCE).attnbench_bytes() == width
         for keys in (1, 5, 33, 64, 65, 100, 131):
             scores, upstream, valid = torch.randn(3, 5, 7, keys), torch.randn(3, 5, 7, keys), torch.rand(7, keys) < 0.7
             for name in TRANSFORMS:

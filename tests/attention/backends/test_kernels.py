@@ -1,0 +1,70 @@
+"""The Triton kernels compile for a GPU, and fit where least shared memory is to be had."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from attnbench.attention.backends import fused
+
+pytestmark = pytest.mark.skipif(fused.kernels() is None, reason="Triton is not installed")
+
+_BUILD = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from attnbench.attention.backends import _kernels, _listed
+
+HALF = {"query", "key", "value", "out", "upstream", "query_slope"}
+WHOLE = {"slope", "threshold", "most", "total", "excess", "mean", "alpha_slope", "key_slope", "value_slope"}
+NUMBERS = {"found", "crowded", "lists"}
+FIXED = {"CAUSAL": True, "VALID": True, "DROPOUT": True, "GRADIENT": True, "LEARNED": True, "WIDTH": 64,
+         "VALUE_WIDTH": 64, "ROOM": 64, "PLAIN": False, "UNROLL": 4}
+WIDE = {"WIDTH": 128, "VALUE_WIDTH": 128, "BLOCK_M": 32}
+POINTERS = {
+    "valid": "*u8", **dict.fromkeys(WHOLE, "*fp32"), **dict.fromkeys(NUMBERS, "*i32")
+}
+
+def build(kernel, half="*bf16", **fixed):
+    names = kernel.arg_names
+    fixed = {name: value for name, value in {**FIXED, **fixed}.items() if name in names}
+    pointers = {**POINTERS, **dict.fromkeys(HALF, half)}
+    kinds = {name: pointers.get(name) or ("fp32" if name in ("scale", "rate") else "i32") for name in names}
+    source = ASTSource(
+        fn=kernel, signature={**kinds, **dict.fromkeys(fixed, "constexpr")},
+        constexprs={(names.index(name),): value for name, value in fixed.items()},
+    )
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "num_stages": 2})
+    print(kernel.__name__, len(made.asm["cubin"]), made.metadata.shared)
+"""
+_BLOCKS = """
+for kernel in (_kernels.forward, _kernels.backward_query, _kernels.backward_key):
+    build(kernel, KIND={kind}, BLOCK_M=64, BLOCK_N=64)
+"""
+_LISTS = """
+build(_listed.choose, KIND={kind}, BLOCK_M=64, BLOCK_N=32)
+build(_listed.mix, KIND={kind}, BLOCK_M=8)
+build(_listed.spread, KIND={kind}, BLOCK_M=8)
+"""
+_IN_FLOAT32 = """
+build(_listed.choose, "*fp32", KIND={kind}, BLOCK_N=64, **WIDE)
+build(_kernels.forward, "*fp32", KIND={kind}, BLOCK_N=32, **WIDE)
+"""
+
+
+@pytest.mark.parametrize(("calls", "kind", "wanted"), [
+    (_BLOCKS, 0, ["forward", "backward_query", "backward_key"]), (_LISTS, 0, ["choose", "mix", "spread"]),
+    (_BLOCKS, 3, ["forward", "backward_query", "backward_key"]), (_LISTS, 2, ["choose", "mix", "spread"]),
+    (_IN_FLOAT32, 0, ["choose", "forward"]),
+])  # fmt: skip
+def test_the_kernels_compile_for_a_gpu(calls, kind, wanted, tmp_path):
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    script = _BUILD + calls.format(kind=kind)
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [name for name, _, _ in lines] == wanted
+    assert all(int(shared) <= 99 * 1024 for _, _, shared in lines)  # what one block may take where least is to be had
