@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: kernels run as Python, on any device
@@ -15,6 +18,8 @@ import torch
 from hypothesis import settings
 from typer.testing import CliRunner
 
+from attnbench.core.processor import usable_cores
+
 settings.register_profile("suite", deadline=None, max_examples=60)
 settings.register_profile("thorough", deadline=None, max_examples=2000)  # pytest --hypothesis-profile=thorough
 settings.load_profile("suite")
@@ -23,11 +28,32 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+_ROOT = "ATTNBENCH_TESTS"
+"""Environment variable: the folder of the caches of all workers, and of tests that run tests."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """No test reads or fills the user's cache: each process has its own; compiled code is shared."""
+    if _ROOT not in os.environ:
+        os.environ[_ROOT] = tempfile.mkdtemp(prefix="attnbench-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(_ROOT), ignore_errors=True))
+    root = Path(os.environ[_ROOT])
+    cache = Path(tempfile.mkdtemp(prefix="cache-", dir=root))
+    (root / "native").mkdir(exist_ok=True)
+    (cache / "native").symlink_to(root / "native")
+    os.environ["ATTNBENCH_CACHE"] = str(cache)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """`-n auto`: as many as there are cores, but each takes some hundred megabytes."""
+    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else min(8, usable_cores())
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _own_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test reads or fills the user's cache, and none depends on how wide or colourful the terminal is."""
+def _own_world() -> Iterator[None]:
+    """No test depends on how wide or colourful the terminal is, or on how many cores there are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ATTNBENCH_CACHE", str(tmp_path_factory.mktemp("attnbench-cache")))
         patch.setenv("NO_COLOR", "1")
         patch.setenv("COLUMNS", "160")
         patch.delenv("FORCE_COLOR", raising=False)
