@@ -289,9 +289,30 @@ template <class F, int P> struct Block {
         for (int i = kept; i < vectors * F::W; ++i) to[i] = -INF<F>;
         return {(V<F>*)to, other, vectors, place, kept};
     }
+    // the same where they are so few that the work saved is more than that of moving them
+    Block if_few(V<F> bound) const {
+        Block found = above(bound);
+        return 2 * found.n <= n ? found : *this;
+    }
+    // the scores of one row among which its k largest are
+    Block largest(int64_t k) const {
+        if constexpr (P < F::W) return *this;
+        int64_t groups = (k + F::W - 1) / F::W;  // each of W lanes, whose maxima are k scores or more
+        if (2 * groups > n) return *this;
+        V<F> least = all<F>(INF<F>);
+        for (int64_t group = 0; group < groups; ++group) {
+            V<F> found = all<F>(-INF<F>);
+            for (int64_t j = group; j < n; j += groups) found = larger<F>(found, x[j]);
+            least = smaller<F>(least, found);
+        }
+        typename F::T reached = -most<F, P>(-least)[0];
+        if (!(reached > -INF<F> && reached < INF<F>)) return *this;
+        Block found = if_few(all<F>(std::nextafter(reached, -INF<F>)));
+        return found.top()[0] < INF<F> ? found : *this;  // a spoilt row is spoilt at all its living keys
+    }
     // their weights put where the scores were
     void place(const Block& few) const {
-        if constexpr (P < F::W) return;
+        if (few.x == x) return;
         using T = typename F::T;
         for (int j = 0; j < n; ++j) x[j] = V<F>{};
         for (int i = 0; i < few.kept; ++i) ((T*)x)[few.places[i]] = ((const T*)few.x)[i];
@@ -382,8 +403,9 @@ template <class F, int P> V<F> kth(const V<F>* from, int n, typename F::I k, V<F
 
 // Softmax over the k best. keep: where it is positive a key is attended in any case, and the k best are those of the
 // others.
-template <class F, int P> void topk(Block<F, P> b, typename F::I k, const V<F>* keep) {
+template <class F, int P> void topk(Block<F, P> whole, typename F::I k, const V<F>* keep) {
     V<F> top, t;
+    Block<F, P> b = whole;
     if (keep) {
         for (int j = 0; j < b.n; ++j) b.other[j] = keep[j] > 0 ? all<F>(-INF<F>) : b.x[j];
         t = kth<F, P>(b.other, b.n, k, top);
@@ -391,10 +413,12 @@ template <class F, int P> void topk(Block<F, P> b, typename F::I k, const V<F>* 
         t = top == INF<F> ? all<F>(-INF<F>) : t;  // a spoilt row is spoilt at all its living keys
         for (int j = 0; j < b.n; ++j) b.x[j] = ((b.x[j] >= t) | (keep[j] > 0)) ? b.x[j] : all<F>(-INF<F>);
     } else {
+        b = whole.largest(k);
         t = kth<F, P>(b.x, b.n, k, top);
         for (int j = 0; j < b.n; ++j) b.x[j] = b.x[j] >= t ? b.x[j] : all<F>(-INF<F>);
     }
     softmax(b, top);
+    whole.place(b);
 }
 
 // Newton's method on sum [d - tau]_+ = 1 from below: it never overshoots (Michelot's rounds)
@@ -416,12 +440,14 @@ template <class F, int P> V<F> threshold2(const V<F>* x, int n) {
     return tau;
 }
 
-template <class F, int P> void sparsemax(Block<F, P> b) {
-    V<F> top = b.top(), total{};
-    b.centre(top);
+template <class F, int P> void sparsemax(Block<F, P> whole) {
+    V<F> top = whole.top(), total{};
+    whole.centre(top);
+    Block<F, P> b = whole.if_few(all<F>(-1));
     V<F> tau = threshold2<F, P>(b.x, b.n);
     for (int j = 0; j < b.n; ++j) total += b.x[j] = larger<F>(b.x[j] - tau, V<F>{});
     b.share(sum<F, P>(total), top);
+    whole.place(b);
 }
 
 template <class F> inline V<F> root(V<F> x) {
@@ -445,15 +471,17 @@ template <class F, int P> V<F> threshold15(const V<F>* x, int n) {
     return tau;
 }
 
-template <class F, int P> void entmax15(Block<F, P> b) {
-    V<F> top = b.top(), total{};
-    b.centre(top);
+template <class F, int P> void entmax15(Block<F, P> whole) {
+    V<F> top = whole.top(), total{};
+    whole.centre(top);
+    Block<F, P> b = whole.if_few(all<F>(-2));
     V<F> tau = threshold15<F, P>(b.x, b.n);
     for (int j = 0; j < b.n; ++j) {
         V<F> above = larger<F>(b.x[j] * (typename F::T)0.5 - tau, V<F>{});
         total += b.x[j] = above * above;
     }
     b.share(sum<F, P>(total), top);
+    whole.place(b);
 }
 
 template <class F> struct Masses {  // sums over the keys of p, p/r and p/r^2

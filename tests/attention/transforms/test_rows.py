@@ -19,6 +19,7 @@ TRANSFORMS = {
     "softmax": lambda heads: build_transform("softmax"),
     "topk 1": lambda heads: build_transform("topk", k=1),
     "topk 5": lambda heads: build_transform("topk", k=5),
+    "topk 20": lambda heads: build_transform("topk", k=20),
     "topk_oow 4": lambda heads: build_transform("topk_oow", n=4),
     "sparsemax": lambda heads: build_transform("sparsemax"),
     "entmax15": lambda heads: build_transform("entmax15"),
@@ -77,7 +78,7 @@ def error(found, exact):
 @given(st.data())
 def test_compiled_is_plain(name, dtype, data):
     """Any length on either side of the change from short rows to long ones, any number of rows, any mask."""
-    keys = data.draw(st.integers(1, 40) | st.integers(55, 75) | st.integers(120, 200), "keys")
+    keys = data.draw(st.integers(1, 40) | st.integers(55, 75) | st.integers(120, 200) | st.integers(400, 700), "keys")
     heads, queries, batch = (data.draw(st.integers(1, 5), each) for each in ("heads", "queries", "batch"))
     scale = data.draw(st.sampled_from([0.01, 1.0, 3.0, 30.0]), "scale")
     torch.manual_seed(data.draw(st.integers(0, 2**16), "seed"))
