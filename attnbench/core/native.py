@@ -33,6 +33,9 @@ _MACHINE = ("-march=native", "-mcpu=native")  # x86 knows the first, some others
 _PATIENCE = 120
 """Seconds that one compilation may take."""
 
+_PASSING = ("Killed", "out of memory", "No space left")
+"""What a compiler says that may do better another time."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -143,7 +146,8 @@ def _made(source: Path, target: Path) -> Path:
             try:
                 _compile(source, target)
             except subprocess.CalledProcessError as error:
-                refused.write_text(error.stderr, encoding="utf-8")
+                if not any(word in error.stderr for word in _PASSING):
+                    refused.write_text(error.stderr, encoding="utf-8")
                 raise subprocess.SubprocessError(error.stderr) from None
     return target
 

@@ -57,6 +57,8 @@ class Runtime:
         """Wait for the device, so that a clock read next is true."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        elif self.device.type == "mps":
+            torch.mps.synchronize()
 
 
 def choose_device(name: str | None) -> torch.device:

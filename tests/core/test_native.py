@@ -131,3 +131,15 @@ def test_what_is_no_plain_tensor_is_not_read():
     assert not native.readable(torch._neg_view(torch.ones(2)))
     with FakeTensorMode():
         assert not native.readable(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "said", ["g++: fatal error: Killed signal terminated program cc1plus", "No space left on device"]
+)
+def test_a_compiler_that_wanted_for_memory_is_asked_again(source, tmp_path, monkeypatch, said):
+    short = tmp_path / "c++"
+    short.write_text(f"#!/bin/sh\n[ $1 = --version ] && echo short && exit 0\necho '{said}' >&2\nexit 1\n")
+    short.chmod(0o755)
+    monkeypatch.setenv("CXX", str(short))
+    assert native.load(source) is None
+    assert not list((tmp_path / "cache" / "native").glob("*.refused"))

@@ -47,3 +47,11 @@ def test_threads_are_at_least_one():
         assert torch.get_num_threads() == 1
     finally:
         use_threads(before)
+
+
+def test_a_clock_waits_for_an_apple_gpu(monkeypatch: pytest.MonkeyPatch):
+    waited = []
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append(True))
+    Runtime(torch.device("mps")).synchronize()
+    Runtime(torch.device("cpu")).synchronize()
+    assert waited == [True]
