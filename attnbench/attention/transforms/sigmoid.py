@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from attnbench.attention.transforms.base import ScoreTransform, TransformSpec, finish, prepare, refuse, transforms
+from attnbench.attention.transforms._simplex import check_mask, heed, mask, widen
+from attnbench.attention.transforms.base import ScoreTransform, TransformSpec, refuse, transforms
 from attnbench.attention.types import Dims
 
 
@@ -21,8 +23,30 @@ def sigmoid(
 ) -> Float[Tensor, "... K"]:
     """Elementwise over the valid keys; `keep` changes nothing, since every valid key is attended."""
     refuse("sigmoid", upper=upper)
-    prepared = prepare(scores, valid)
-    return finish(torch.sigmoid(prepared.scores), prepared.alive, scores)
+    check_mask("valid", valid, scores)
+    if scores.shape[-1] == 0:
+        return scores.clone()
+    weights: Tensor = _Gates.apply(widen(scores), valid)  # pyright: ignore[reportAssignmentType]
+    return weights.to(scores.dtype)
+
+
+class _Gates(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, valid: Tensor | None) -> Tensor:
+        masked = mask(scores, valid)
+        weights = torch.sigmoid(masked)
+        spoilt = masked.amax(-1, keepdim=True) == torch.inf
+        if weights.device.type != "cpu" or bool(spoilt.any()):  # elsewhere the question would wait for the device
+            weights.masked_fill_(spoilt & (masked > -torch.inf), torch.nan)
+        ctx.save_for_backward(weights)
+        return weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (weights,) = ctx.saved_tensors
+        slope = torch.addcmul(weights, weights, weights, value=-1)
+        return heed(grads[0], slope).mul_(slope), None
 
 
 @transforms.register
