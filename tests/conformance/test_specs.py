@@ -88,3 +88,14 @@ def test_digests_do_not_change():
     assert {name: CellSpec.model_validate(entry["spec"]).digest() for name, entry in kept.items()} == {
         name: entry["digest"] for name, entry in kept.items()
     }
+
+
+def test_committed_results_hold_no_text_of_a_corpus():
+    """Sources and references belong to the corpora; `report` finds them where the data are prepared."""
+    assert RESULTS
+    held = [
+        each
+        for pattern in ("*.src.txt", "*.ref.txt")
+        for each in (ROOT / "experiments").glob(f"*/results/**/hyps/{pattern}")
+    ]
+    assert not held, [name(each) for each in held]
