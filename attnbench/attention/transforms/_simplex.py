@@ -95,9 +95,7 @@ def pull_back(grad: Float[Tensor, "... K"], slope: Float[Tensor, "... K"]) -> Fl
 
 
 def heed(grad: Float[Tensor, "... K"], slope: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:
-    """The gradient, or one with 0 where slope is 0: a masked value may hold NaN, and 0 times NaN is NaN."""
-    if grad.device.type == "cpu" and bool(grad.sum().isfinite()):
-        return grad.clone()
+    """The gradient with 0 where slope is 0: a masked value may hold NaN, and 0 times NaN is NaN."""
     largest = torch.finfo(slope.dtype).max
     bound = (slope * largest).mul_(largest)  # inf, or 0 where slope is 0
     heeded = grad.nan_to_num(torch.inf, torch.inf, -torch.inf)
