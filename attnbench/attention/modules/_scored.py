@@ -229,4 +229,6 @@ class Scored(nn.Module):
 
 def blank(states: Float[Tensor, "B K D"], valid: Bool[Tensor, "B K"] | None) -> Float[Tensor, "B K D"]:
     """The states with 0 where they are masked: one may hold anything, NaN too, and weight 0 times NaN is NaN."""
-    return states if valid is None else states.masked_fill(~valid.unsqueeze(-1), 0.0)
+    if valid is None or (valid.device.type == "cpu" and bool(valid.all())):  # another device would have to be waited for
+        return states
+    return torch.where(valid.unsqueeze(-1), states, 0.0)

@@ -59,11 +59,10 @@ class MultiHead(Scored, SelfAttention):
         end = start + new.shape[1]
         if end > memory.values.shape[2]:
             raise ValueError(f"the cache holds {memory.values.shape[2]} positions; {end} were asked for")
-        added = self.memorize(new, None)
+        key, value = (each.unflatten(-1, (self.heads, -1)) for each in self.project_memory(new).chunk(2, -1))
         assert memory.keys is not None  # allocate() made them
-        assert added.keys is not None
-        memory.keys[:, :, start:end] = added.keys
-        memory.values[:, :, start:end] = added.values
+        memory.keys[:, :, start:end] = self.score.keys(key.transpose(1, 2))
+        memory.values[:, :, start:end] = value.transpose(1, 2)
         return memory._replace(filled=end)
 
     def forward(
