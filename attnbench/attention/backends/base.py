@@ -8,21 +8,25 @@ import torch
 from torch import nn
 
 from attnbench.attention.backends.banded import pays_from
+from attnbench.attention.backends.picked import hashable
 from attnbench.attention.modules.base import Site
 from attnbench.attention.types import Dims, Role
 
 
 class Choice(NamedTuple):
     """What full passes of one site go through. since: the fewest positions with which they do; below, it is dense. gpu:
-    the kernels that take their place on a GPU; where there are some, steps of decoding on a processor are one call."""
+    the kernels that take their place on a GPU; where there are some, steps of decoding on a processor are one call.
+    picks: such steps read no keys but those of the pattern."""
 
     backend: Literal["dense", "banded", "flex", "sdpa", "triton"]
     why: str
     since: int = 1
     gpu: Literal["sdpa", "triton"] | None = None
+    picks: bool = False
 
     def __str__(self) -> str:
-        return f"{self.backend}: {self.why}" + (f"; on a GPU {self.gpu}" if self.gpu else "")
+        more = f"; on a GPU {self.gpu}" if self.gpu else ""
+        return f"{self.backend}: {self.why}{more}" + ("; steps pick the pattern's keys" if self.picks else "")
 
 
 def choose(site: Site, role: Role, dropout: float = 0.0) -> Choice:
@@ -40,16 +44,16 @@ def choose(site: Site, role: Role, dropout: float = 0.0) -> Choice:
                 f"the backend '{site.backend}' cannot serve {role}: {fault}; drop `backend: {site.backend}`"
             )
         return Choice(site.backend, "as asked for")
-    fault = _unfit(site, role)
+    fault, picks = _unfit(site, role), _picks(site, role)
     if fault is None:
         if site.backend == "banded":
-            return Choice("banded", "as asked for")
+            return Choice("banded", "as asked for", picks=picks)
         layout = site.pattern.layout(role, lengths=torch.ones(1, dtype=torch.int64))
         since = 1 if layout is None else pays_from(layout)
-        return Choice("banded", f"the pattern '{site.pattern.kind}', from {since} positions on", since)
+        return Choice("banded", f"the pattern '{site.pattern.kind}', from {since} positions on", since, picks=picks)
     if site.backend == "banded" and site.pattern.sparse and role != "cross":
         raise ValueError(f"the backend 'banded' cannot serve this site: {fault}; drop `backend: banded`")
-    return Choice("dense", fault, gpu=_on_a_gpu(site) if site.backend == "auto" else None)
+    return Choice("dense", fault, gpu=_on_a_gpu(site) if site.backend == "auto" else None, picks=picks)
 
 
 def chosen(model: nn.Module) -> dict[str, str]:
@@ -65,6 +69,15 @@ def chosen(model: nn.Module) -> dict[str, str]:
             if str(choice) not in said:
                 said.append(str(choice))
     return {role: "; ".join(said) for role, said in found.items()}
+
+
+def _picks(site: Site, role: Role) -> bool:
+    """Whether what a position does not see can be left out of a step: nothing else of the site asks where keys stand,
+    or for all of them."""
+    if role != "decoder_self" or site.pattern.kind == "full" or not hashable(site.pattern):
+        return False
+    whole = site.transform.keep(role) is not None or site.bias is not None
+    return not (whole or site.coverage is not None or site.spends)
 
 
 def _on_a_gpu(site: Site) -> Literal["sdpa", "triton"] | None:

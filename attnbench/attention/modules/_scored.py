@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from attnbench.attention.backends import banded, chunked, few, flex, fused, sdpa
+from attnbench.attention.backends import banded, chunked, few, flex, fused, picked, sdpa
 from attnbench.attention.backends.base import choose
 from attnbench.attention.history import left, unfold
 from attnbench.attention.modules.base import Site
@@ -90,6 +90,9 @@ class Scored(nn.Module):
         kernel = None if need_weights else self._kernel_for(queries, keys, values, positions)
         if kernel is not None:
             return self._by_kernel(kernel, queries, keys, values, memory), None, None
+        own = None if need_weights else self._own_keys(memory, positions)
+        if own is not None:
+            return self._step(queries, *(picked.pick(held, own) for held in (memory.keys, memory.values))), None, None
         if min(queries.dtype.itemsize, keys.dtype.itemsize) < 4:  # ties of low precision would let top-k keep too many
             queries, keys = queries.float(), keys.float()
         if not need_weights and not self.keeps_history:
@@ -165,10 +168,39 @@ class Scored(nn.Module):
             return False
         return self.role != "decoder_self" or bool(positions.k[-1] <= positions.q[0])
 
+    def _own_keys(self, memory: Memory, positions: Positions) -> picked.Seen | None:
+        """The keys that the pattern gives to a step of decoding, where it can be made of them alone."""
+        if not self.choice.picks or len(positions.q) != 1 or memory.valid is not None:
+            return None
+        if memory.values.device.type != "cpu":  # a GPU would have to be waited for
+            return None
+        at = int(positions.q)
+        if len(positions.k) != at + 1 or int(positions.k[-1]) != at:
+            return None
+        seed = int(self.draw) if self.pattern.drawn else 0
+        return picked.seen(self.pattern, self.layer, seed, self.heads, at)
+
+    def _step(
+        self, queries: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"], values: Float[Tensor, "B H K E2"]
+    ) -> Float[Tensor, "B H Q E2"]:
+        """Contexts over keys that are all seen."""
+        transform, scale = self._known, self.score.scale
+        dropped = self.training and self.dropout.p
+        if transform is not None and scale is not None and not dropped and few.serves(queries, keys, values, transform):
+            return few.attend(queries, keys, values, scale=scale, transform=transform)
+        if min(queries.dtype.itemsize, keys.dtype.itemsize) < 4:
+            queries, keys = queries.float(), keys.float()
+        return self._blend(self._normaliser(self._score(queries, keys), valid=None), values)
+
+    @property
+    def _known(self) -> Fused | None:
+        """The transform as kernels know it; None where they do not."""
+        return Fused("softmax") if self._normaliser is softmax else self.kernel(self.transform)
+
     @property
     def _fused(self) -> Fused:
-        """The transform as kernels know it, of a site that has one."""
-        transform = Fused("softmax") if self._normaliser is softmax else self.kernel(self.transform)
+        """The same, of a site for whose transform there are kernels."""
+        transform = self._known
         assert transform is not None  # or the backend would not have been chosen
         return transform
 
@@ -229,6 +261,6 @@ class Scored(nn.Module):
 
 def blank(states: Float[Tensor, "B K D"], valid: Bool[Tensor, "B K"] | None) -> Float[Tensor, "B K D"]:
     """The states with 0 where they are masked: one may hold anything, NaN too, and weight 0 times NaN is NaN."""
-    if valid is None or (valid.device.type == "cpu" and bool(valid.all())):  # another device would have to be waited for
+    if valid is None or (valid.device.type == "cpu" and bool(valid.all())):  # a GPU would have to be waited for
         return states
     return torch.where(valid.unsqueeze(-1), states, 0.0)

@@ -1,0 +1,167 @@
+"""What a step of decoding reads under a pattern is what its rule allows, and makes the same context."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from attnbench.attention.backends import picked
+from attnbench.attention.backends.base import choose
+from attnbench.attention.modules.base import Site
+from attnbench.attention.modules.multihead import MultiHead
+from attnbench.attention.patterns.base import PatternSpec, dense, patterns
+from attnbench.attention.scores.base import scores
+from attnbench.attention.transforms.base import transforms
+from attnbench.attention.types import Dims, Positions
+from attnbench.core import native
+
+HEADS = 3
+SPARSE = [name for name in patterns.kinds() if name != "full"]
+TRANSFORMS = ("softmax", {"kind": "topk", "k": 2}, "sparsemax", {"kind": "entmax", "alpha": "learned"}, "sigmoid")
+
+
+def site(pattern, transform="softmax", **more):
+    given = patterns.parse(pattern if pattern == "full" else {"kind": pattern, "n": 4})
+    return Site(scores.parse("scaled_dot"), given, transforms.parse(transform), **more)
+
+
+def module(*given, **more):
+    torch.manual_seed(0)
+    return MultiHead(site(*given, **more), "decoder_self", 12, Dims(1, HEADS, 12, 12), 0.0).eval()
+
+
+def contexts(attention, states, *, need_weights=False):
+    """Of all steps over these states, one after the other."""
+    cache, found = attention.allocate(len(states), states.shape[1] + 2, states), []
+    for step in range(states.shape[1]):
+        new = states[:, step : step + 1]
+        cache = attention.append(cache, new)
+        at = Positions(torch.tensor([step]), torch.arange(step + 1))
+        found.append(attention(new, cache, at, need_weights=need_weights).context)
+    return torch.cat(found, 1)
+
+
+@pytest.fixture
+def picks(monkeypatch):
+    """The keys of every call."""
+    calls, pick = [], picked.pick
+    monkeypatch.setattr(picked, "pick", lambda held, keys: calls.append(keys) or pick(held, keys))
+    return calls
+
+
+@pytest.mark.parametrize("kind", SPARSE)
+@pytest.mark.parametrize("n", [1, 2, 5, 8, 40])
+def test_what_a_position_sees_is_what_the_rule_allows(kind, n):
+    pattern, held = patterns.parse({"kind": kind, "n": n}), torch.arange(2 * HEADS * 45.0).view(2, HEADS, 45, 1)
+    for at in range(33):
+        keys = picked.seen(pattern, 1, 7, HEADS, at)
+        rule = pattern.mask_mod("decoder_self", 1, seed=7)
+        allowed = dense(rule, Positions(torch.tensor([at]), torch.arange(at + 1)), HEADS)[0, :, 0].expand(HEADS, -1)
+        wanted = [[held[row, head, : at + 1, 0][allowed[head]].tolist() for head in range(HEADS)] for row in range(2)]
+        assert picked.pick(held, keys).squeeze(-1).tolist() == wanted
+        assert isinstance(keys, slice) or kind in ("random", "bigbird")
+
+
+@pytest.mark.parametrize("kind", SPARSE)
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
+@pytest.mark.parametrize("compiled", [True, False])
+@torch.no_grad()
+def test_steps_are_those_of_the_definition(kind, transform, compiled, picks):
+    fast, plain = module(kind, transform), module(kind, transform, backend="dense")
+    plain.load_state_dict(fast.state_dict())
+    states = torch.randn(2, 14, 12)
+    wanted = contexts(plain, states)
+    assert not picks
+    if compiled:
+        found = contexts(fast, states)
+    else:
+        with native.off():
+            found = contexts(fast, states)
+    assert len(picks) == 2 * 14
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_are_those_of_the_definition(picks):
+    fast, plain = module("window", "sparsemax"), module("window", "sparsemax", backend="dense")
+    plain.load_state_dict(fast.state_dict())
+    memory, states, at = torch.randn(2, 9, 12), torch.randn(2, 1, 12), Positions(torch.tensor([8]), torch.arange(9))
+    upstream, slopes = torch.randn(2, 1, 12), []
+    for each in (fast, plain):
+        context = each(states, each.memorize(memory, None), at).context
+        slopes.append(torch.autograd.grad((context * upstream).sum(), list(each.parameters())))
+    assert picks
+    for mine, theirs in zip(*slopes, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_an_evaluation_leaves_nothing_that_a_training_cannot_use(picks):
+    attention, states, at = module("random"), torch.randn(2, 9, 12), Positions(torch.tensor([8]), torch.arange(9))
+    picked.seen.cache_clear()
+    with torch.inference_mode():
+        attention(states[:, 8:], attention.memorize(states, None), at)
+    attention(states[:, 8:], attention.memorize(states, None), at).context.sum().backward()
+    assert picks
+    assert attention.project_memory.weight.grad is not None
+
+
+@torch.no_grad()
+def test_a_draw_that_was_loaded_is_followed():
+    one, states = module("random"), torch.randn(2, 14, 12)
+    torch.manual_seed(5)
+    other = MultiHead(site("random"), "decoder_self", 12, Dims(1, HEADS, 12, 12), 0.0).eval()
+    before = contexts(other, states)
+    other.load_state_dict(one.state_dict())
+    torch.testing.assert_close(contexts(other, states), contexts(one, states))
+    assert not torch.allclose(before, contexts(one, states))
+
+
+@torch.no_grad()
+def test_weights_masks_and_full_passes_are_made_of_all_keys(picks):
+    attention, states, at = module("window"), torch.randn(2, 9, 12), Positions(torch.tensor([8]), torch.arange(9))
+    contexts(attention, states, need_weights=True)
+    attention(states[:, 8:], attention.memorize(states, torch.ones(2, 9, dtype=torch.bool)), at)
+    attention(states, attention.memorize(states, None), Positions(torch.arange(9), torch.arange(9)))
+    attention(states[:, 3:4], attention.memorize(states, None), Positions(torch.tensor([3]), torch.arange(9)))
+    assert not picks
+
+
+@pytest.mark.parametrize(("given", "role", "picks"), [
+    (("window",), "decoder_self", True),
+    (("full",), "decoder_self", False),
+    (("window",), "encoder_self", False),
+    (("window", {"kind": "topk_oow", "n": 3}), "decoder_self", False),  # it looks at the scores of all keys
+])  # fmt: skip
+def test_which_sites_pick(given, role, picks):
+    choice = choose(site(*given), role)
+    assert choice.picks is picks
+    assert ("steps pick the pattern's keys" in str(choice)) is picks
+    assert not choose(site(*given, backend="dense"), role).picks
+
+
+class Uneven(PatternSpec):
+    """Heads see different numbers of keys, and the first position nothing."""
+
+    kind: str = "uneven"
+    held: tuple[int, ...] | list[int] = ()
+
+    def mask_mod(self, role, layer=0, *, lengths=None, seed=0):
+        return lambda b, h, q, k: (k <= h) & (q > 0)
+
+
+def test_what_heads_see_in_different_numbers_is_left_to_the_definition():
+    assert picked.seen(Uneven(), 0, 0, 2, 5) is None
+    assert picked.seen(Uneven(), 0, 0, 2, 0) is None
+    attention = MultiHead(site("full")._replace(pattern=Uneven()), "decoder_self", 12, Dims(0, 2, 12, 12), 0.0).eval()
+    assert attention.choice.picks
+    assert contexts(attention, torch.randn(1, 4, 12)).shape == (1, 4, 12)
+
+
+def test_a_pattern_that_cannot_be_remembered_is_left_to_the_definition():
+    assert not picked.hashable(Uneven(held=[1]))
+    assert not choose(site("full")._replace(pattern=Uneven(held=[1])), "decoder_self").picks
+
+
+def test_nothing_is_held_by_the_module():
+    assert isinstance(module("random"), nn.Module)
+    assert "seen" not in vars(module("random"))
