@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from attnbench.attention.backends.banded import pays_from
-from attnbench.attention.backends.picked import hashable
+from attnbench.attention.backends.picked import draws_all, hashable
 from attnbench.attention.modules.base import Site
 from attnbench.attention.types import Dims, Role
 
@@ -74,10 +74,11 @@ def chosen(model: nn.Module) -> dict[str, str]:
 def _picks(site: Site, role: Role) -> bool:
     """Whether what a position does not see can be left out of a step: nothing else of the site asks where keys stand,
     or for all of them."""
-    if role != "decoder_self" or site.pattern.kind == "full" or not hashable(site.pattern):
+    if site.pattern.kind == "full" or not hashable(site.pattern):
         return False
-    whole = site.transform.keep(role) is not None or site.bias is not None
-    return not (whole or site.coverage is not None or site.spends)
+    if site.transform.keep(role) is not None or site.bias is not None or site.coverage is not None or site.spends:
+        return False
+    return role == "decoder_self" or (role == "cross" and site.pattern.drawn and draws_all(site.pattern))
 
 
 def _on_a_gpu(site: Site) -> Literal["sdpa", "triton"] | None:

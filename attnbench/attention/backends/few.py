@@ -76,15 +76,14 @@ def attend(
     *,
     scale: float,
     transform: Fused,
-    valid: Bool[Tensor, "B K"] | None = None,
+    valid: Bool[Tensor, "#B #H #Q K"] | None = None,
 ) -> Float[Tensor, "B H Q E2"]:
     """Context of every query over all valid keys, in one call. Masked values must be finite. Not differentiable."""
     query = (query * scale).contiguous()
     scores = query.new_empty(*query.shape[:-1], keys.shape[2])
     weights, out = torch.empty_like(scores), query.new_empty(*query.shape[:-1], values.shape[3])
-    mask = None if valid is None else valid[:, None, None, :]
-    check_mask("valid", mask, scores)
-    kind, *given, _held = _rows.given_to_forward(scores, mask, transform)
+    check_mask("valid", valid, scores)
+    kind, *given, _held = _rows.given_to_forward(scores, valid, transform)
     library: Any = native.loaded(_SOURCE)
     failed = library.attnbench_attend(
         native.at(query), _held_rows(keys), _held_rows(values), _shape(query, keys), ctypes.c_int64(values.shape[3]),

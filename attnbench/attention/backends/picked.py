@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attnbench.attention.patterns.base import PatternSpec, dense
@@ -13,13 +14,27 @@ from attnbench.attention.types import Positions
 
 _KEPT = 1 << 14
 """Positions of all layers whose keys are remembered: each is met by every batch again."""
+_AT_ONCE = 8
+"""Positions that draw together: the draw is many small operations."""
+_LONGEST = 32
+"""Lengths of sources up to a multiple of so many draw together."""
+_TABLES = 48
+"""Such draws that are remembered; the largest in use take 4 MB."""
 
 Seen = slice | Int[Tensor, "#H n"]
 """Keys in the order in which they stand: at even distances and the same for all heads, or listed."""
 
 
+class Picked(NamedTuple):
+    """Some keys of a Memory. there: which places hold one; None: all."""
+
+    keys: Float[Tensor, "B H n E"]
+    values: Float[Tensor, "B H n E2"]
+    there: Bool[Tensor, "B H 1 n"] | None = None
+
+
 def hashable(pattern: PatternSpec) -> bool:
-    """Whether `seen` can remember it: a field that holds a list cannot be looked up."""
+    """Whether its keys can be remembered: a field that holds a list cannot be looked up."""
     try:
         hash(pattern)
     except TypeError:
@@ -27,12 +42,26 @@ def hashable(pattern: PatternSpec) -> bool:
     return True
 
 
-@functools.lru_cache(maxsize=_KEPT)
-def seen(pattern: PatternSpec, layer: int, seed: int, heads: int, at: int) -> Seen | None:
-    """What position `at` of a causal site sees; None where it sees nothing, or some heads more keys than others.
+def draws_all(pattern: PatternSpec) -> bool:
+    """Whether what it lets see of a source is drawn, and nothing else."""
+    layout = pattern.layout("cross", lengths=torch.ones(1, dtype=torch.int64))
+    return layout is not None and layout.draw is not None and not layout.extent.near and not layout.extent.tokens
+
+
+def of_cache(
+    pattern: PatternSpec, layer: int, seed: int, at: int, keys: Float[Tensor, "B H K E"], values: Tensor
+) -> Picked | None:
+    """What position `at` of a causal site sees of a cache that is filled up to it; None where that cannot be listed.
 
     seed: the run's, of a pattern that draws.
     """
+    own = seen(pattern, layer, seed, keys.shape[1], at)  # pyright: ignore[reportArgumentType] - it is frozen
+    return None if own is None else Picked(_pick(keys, own), _pick(values, own))
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def seen(pattern: PatternSpec, layer: int, seed: int, heads: int, at: int) -> Seen | None:
+    """What position `at` of a causal site sees; None where it sees nothing, or some heads more keys than others."""
     rule = pattern.mask_mod("decoder_self", layer, seed=seed)
     if rule is None:
         return slice(0, at + 1)
@@ -50,8 +79,8 @@ def seen(pattern: PatternSpec, layer: int, seed: int, heads: int, at: int) -> Se
     return slice(even.start, even.stop, apart) if len(keys) == 1 and [first, *others] == list(even) else keys
 
 
-def pick(held: Float[Tensor, "B H K E"], keys: Seen) -> Float[Tensor, "B H n E"]:
-    """These positions of a cache; a slice is not copied."""
+def _pick(held: Float[Tensor, "B H K E"], keys: Seen) -> Float[Tensor, "B H n E"]:
+    """A slice is not copied."""
     if isinstance(keys, slice):
         return held[:, :, keys]
     if len(keys) == 1:
@@ -59,3 +88,37 @@ def pick(held: Float[Tensor, "B H K E"], keys: Seen) -> Float[Tensor, "B H n E"]
     heads, capacity = held.shape[1:3]
     places = keys + torch.arange(heads)[:, None] * capacity
     return held.flatten(1, 2).index_select(1, places.flatten()).unflatten(1, (heads, -1))
+
+
+def of_sources(
+    pattern: PatternSpec, layer: int, seed: int, at: int, keys: Float[Tensor, "B H K E"], values: Tensor,
+    valid: Bool[Tensor, "B K"] | None,
+) -> Picked:  # fmt: skip
+    """What target position `at` sees of each source, for a pattern that draws it all."""
+    rows, heads, length = keys.shape[:3]
+    first = at - at % _AT_ONCE
+    longest = -(-length // _LONGEST) * _LONGEST
+    table = _drawn(pattern, layer, seed, heads, first, longest)[at - first]  # pyright: ignore[reportArgumentType] - frozen
+    lengths = torch.full((rows,), length) if valid is None else valid.sum(1)
+    listed = table.index_select(0, lengths.clamp(min=1) - 1).long()
+    there = listed < lengths[:, None, None]
+    listed = listed.clamp(max=length - 1)
+    if valid is not None:
+        there = there & valid.gather(1, listed.flatten(1)).view_as(there)
+    places = (listed + torch.arange(rows * heads).view(rows, heads, 1) * length).flatten()
+    own, mixed = (held.flatten(0, 2).index_select(0, places).unflatten(0, (rows, heads, -1)) for held in (keys, values))
+    return Picked(own, mixed, None if bool(there.all()) else there[:, :, None])
+
+
+@functools.lru_cache(maxsize=_TABLES)
+def _drawn(
+    pattern: PatternSpec, layer: int, seed: int, heads: int, first: int, longest: int
+) -> Int[Tensor, "Q longest H n"]:
+    """What the positions from `first` on draw from sources of 1 to `longest` keys, in the order in which the keys
+    stand; at the end, where there are fewer than n, `longest`."""
+    with torch.inference_mode(False):
+        layout = pattern.layout("cross", layer, lengths=torch.arange(1, longest + 1), seed=seed)
+        assert layout is not None  # as `draws_all` has it
+        assert layout.draw is not None
+        keys, there = layout.draw.keys(_AT_ONCE, heads, torch.device("cpu"), first)
+        return keys.masked_fill(~there, longest).sort(-1).values.permute(2, 0, 1, 3).to(torch.int32).contiguous()

@@ -92,7 +92,7 @@ class Scored(nn.Module):
             return self._by_kernel(kernel, queries, keys, values, memory), None, None
         own = None if need_weights else self._own_keys(memory, positions)
         if own is not None:
-            return self._step(queries, *(picked.pick(held, own) for held in (memory.keys, memory.values))), None, None
+            return self._step(queries, own), None, None
         if min(queries.dtype.itemsize, keys.dtype.itemsize) < 4:  # ties of low precision would let top-k keep too many
             queries, keys = queries.float(), keys.float()
         if not need_weights and not self.keeps_history:
@@ -168,29 +168,32 @@ class Scored(nn.Module):
             return False
         return self.role != "decoder_self" or bool(positions.k[-1] <= positions.q[0])
 
-    def _own_keys(self, memory: Memory, positions: Positions) -> picked.Seen | None:
+    def _own_keys(self, memory: Memory, positions: Positions) -> picked.Picked | None:
         """The keys that the pattern gives to a step of decoding, where it can be made of them alone."""
-        if not self.choice.picks or len(positions.q) != 1 or memory.valid is not None:
+        keys, values, valid = memory.keys, memory.values, memory.valid
+        if not self.choice.picks or keys is None or not keys.numel() or keys.device.type != "cpu":  # a GPU would wait
             return None
-        if memory.values.device.type != "cpu":  # a GPU would have to be waited for
+        asked = set(positions.q.tolist())
+        if len(asked) != 1:
             return None
-        at = int(positions.q)
-        if len(positions.k) != at + 1 or int(positions.k[-1]) != at:
+        at, seed = asked.pop(), int(self.draw) if self.pattern.drawn else 0
+        if self.role == "cross":
+            return picked.of_sources(self.pattern, self.layer, seed, at, keys, values, valid)
+        filled = len(positions.k) == at + 1 and int(positions.k[-1]) == at
+        if len(positions.q) > 1 or valid is not None or not filled:
             return None
-        seed = int(self.draw) if self.pattern.drawn else 0
-        return picked.seen(self.pattern, self.layer, seed, self.heads, at)
+        return picked.of_cache(self.pattern, self.layer, seed, at, keys, values)
 
-    def _step(
-        self, queries: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"], values: Float[Tensor, "B H K E2"]
-    ) -> Float[Tensor, "B H Q E2"]:
-        """Contexts over keys that are all seen."""
+    def _step(self, queries: Float[Tensor, "B H Q E"], own: picked.Picked) -> Float[Tensor, "B H Q E2"]:
+        """Contexts over the keys that were picked."""
+        keys, values, there = own
         transform, scale = self._known, self.score.scale
         dropped = self.training and self.dropout.p
         if transform is not None and scale is not None and not dropped and few.serves(queries, keys, values, transform):
-            return few.attend(queries, keys, values, scale=scale, transform=transform)
+            return few.attend(queries, keys, values, scale=scale, transform=transform, valid=there)
         if min(queries.dtype.itemsize, keys.dtype.itemsize) < 4:
             queries, keys = queries.float(), keys.float()
-        return self._blend(self._normaliser(self._score(queries, keys), valid=None), values)
+        return self._blend(self._normaliser(self._score(queries, keys), valid=there), values)
 
     @property
     def _known(self) -> Fused | None:
@@ -213,7 +216,8 @@ class Scored(nn.Module):
             return flex.attend(queries, keys, values, rule=self.rule, scale=scale, valid=memory.valid)
         rate = self.dropout.p if self.training else 0.0
         if kernel == "few":
-            return few.attend(queries, keys, values, scale=scale, transform=self._fused, valid=memory.valid)
+            valid = None if memory.valid is None else memory.valid[:, None, None, :]
+            return few.attend(queries, keys, values, scale=scale, transform=self._fused, valid=valid)
         attend = functools.partial(fused.attend, transform=self._fused) if kernel == "triton" else sdpa.attend
         return attend(queries, keys, values, scale=scale, valid=memory.valid, causal=causal, dropout=rate)
 

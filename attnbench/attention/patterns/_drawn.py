@@ -72,12 +72,12 @@ class Drawn:
         return found
 
     def keys(
-        self, queries: int, heads: int, device: torch.device
+        self, queries: int, heads: int, device: torch.device, first: int = 0
     ) -> tuple[Int[Tensor, "#B H Q n"], Bool[Tensor, "#B H Q n"]]:
-        """The same draw as a list: the keys of each of the first `queries` positions, and which places hold one."""
+        """The same draw as a list: the keys of each of so many positions from `first` on, and which places hold one."""
         rows = 1 if self.lengths is None else len(self.lengths)
         b, h, q = (torch.arange(count, device=device) for count in (rows, heads, queries))
-        keys, there = self._draw(b.view(-1, 1, 1), h.view(1, -1, 1), q.view(1, 1, -1))
+        keys, there = self._draw(b.view(-1, 1, 1), h.view(1, -1, 1), first + q.view(1, 1, -1))
         shape = (rows, heads, queries, self.n)
         return keys.expand(shape), there.expand(shape)
 

@@ -19,9 +19,9 @@ class Draw(Protocol):
     n: int
 
     def keys(
-        self, queries: int, heads: int, device: torch.device
+        self, queries: int, heads: int, device: torch.device, first: int = 0
     ) -> tuple[Int[Tensor, "#B H Q n"], Bool[Tensor, "#B H Q n"]]:
-        """The keys that each of the first `queries` positions draws, and which of the n places hold one."""
+        """The keys that each of so many positions draws, from `first` on, and which of the n places hold one."""
         ...
 
 

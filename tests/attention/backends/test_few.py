@@ -113,9 +113,10 @@ def test_attention_in_one_call_is_its_definition(raw, queries, masked):
         valid[1] = False
         keys[~valid[:, None, :].expand(-1, 2, -1)] = float("nan")
     assert few.serves(query, keys, values, kernel)
-    found = few.attend(query, keys, values, scale=0.3, transform=kernel, valid=valid)
+    mask = None if valid is None else valid[:, None, None, :]
+    found = few.attend(query, keys, values, scale=0.3, transform=kernel, valid=mask)
     with native.off():
-        weights = made((query * 0.3) @ keys.mT, valid=None if valid is None else valid[:, None, None, :])
+        weights = made((query * 0.3) @ keys.mT, valid=mask)
     torch.testing.assert_close(found, weights @ values, rtol=1e-4, atol=1e-5)
     if valid is not None:
         assert (found[1] == 0).all()
@@ -137,8 +138,9 @@ def test_several_threads_share_the_rows():
 @torch.no_grad()
 def test_a_mask_of_another_length_is_an_error():
     query, keys = torch.randn(2, 2, 1, 4), torch.randn(2, 2, 6, 4)
+    short = torch.ones(2, 1, 1, 5, dtype=torch.bool)
     with pytest.raises(ValueError, match="does not broadcast"):
-        few.attend(query, keys, keys, scale=1.0, transform=Fused("softmax"), valid=torch.ones(2, 5, dtype=torch.bool))
+        few.attend(query, keys, keys, scale=1.0, transform=Fused("softmax"), valid=short)
 
 
 @compiled

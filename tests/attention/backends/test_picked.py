@@ -45,8 +45,10 @@ def contexts(attention, states, *, need_weights=False):
 @pytest.fixture
 def picks(monkeypatch):
     """The keys of every call."""
-    calls, pick = [], picked.pick
-    monkeypatch.setattr(picked, "pick", lambda held, keys: calls.append(keys) or pick(held, keys))
+    calls = []
+    for name in ("of_cache", "of_sources"):
+        made = getattr(picked, name)
+        monkeypatch.setattr(picked, name, lambda *given, made=made: calls.append(given) or made(*given))
     return calls
 
 
@@ -59,7 +61,9 @@ def test_what_a_position_sees_is_what_the_rule_allows(kind, n):
         rule = pattern.mask_mod("decoder_self", 1, seed=7)
         allowed = dense(rule, Positions(torch.tensor([at]), torch.arange(at + 1)), HEADS)[0, :, 0].expand(HEADS, -1)
         wanted = [[held[row, head, : at + 1, 0][allowed[head]].tolist() for head in range(HEADS)] for row in range(2)]
-        assert picked.pick(held, keys).squeeze(-1).tolist() == wanted
+        found = picked.of_cache(pattern, 1, 7, at, held, -held)
+        assert found.keys.squeeze(-1).tolist() == wanted
+        assert torch.equal(found.values, -found.keys)
         assert isinstance(keys, slice) or kind in ("random", "bigbird")
 
 
@@ -78,7 +82,7 @@ def test_steps_are_those_of_the_definition(kind, transform, compiled, picks):
     else:
         with native.off():
             found = contexts(fast, states)
-    assert len(picks) == 2 * 14
+    assert len(picks) == 14
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -103,6 +107,48 @@ def test_an_evaluation_leaves_nothing_that_a_training_cannot_use(picks):
     attention(states[:, 8:], attention.memorize(states, None), at).context.sum().backward()
     assert picks
     assert attention.project_memory.weight.grad is not None
+
+
+SOURCES = torch.tensor([[True] * 40, [True] * 33 + [False] * 7, [True] + [False] * 39, [False] * 40])
+
+
+@pytest.mark.parametrize("n", [1, 4, 60])
+@pytest.mark.parametrize("valid", [None, SOURCES, SOURCES.roll(1, 1)], ids=["whole", "padded", "with holes"])
+def test_what_is_drawn_of_a_source_is_what_the_rule_allows(n, valid):
+    pattern, held = patterns.parse({"kind": "random", "n": n}), torch.arange(4 * HEADS * 40.0).view(4, HEADS, 40, 1)
+    lengths = torch.full((4,), 40) if valid is None else valid.sum(1)
+    for at in (0, 7, 8, 21):
+        rule = pattern.mask_mod("cross", 1, lengths=lengths, seed=7)
+        allowed = dense(rule, Positions(torch.tensor([at]), torch.arange(40)), HEADS, 4)[:, :, 0]
+        allowed = allowed if valid is None else allowed & valid[:, None]
+        found = picked.of_sources(pattern, 1, 7, at, held, -held, valid)
+        there = torch.ones(4, HEADS, 1, n, dtype=torch.bool) if found.there is None else found.there
+        for row in range(4):
+            for head in range(HEADS):
+                kept = there[row, head, 0]
+                assert torch.equal(found.keys[row, head, kept, 0], held[row, head, allowed[row, head], 0])
+                assert torch.equal(found.values[row, head, kept], -found.keys[row, head, kept])
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
+@pytest.mark.parametrize("valid", [None, SOURCES], ids=["whole", "padded"])
+@pytest.mark.parametrize("beams", [1, 3])
+@torch.no_grad()
+def test_steps_over_a_source_are_those_of_the_definition(transform, valid, beams, picks):
+    torch.manual_seed(0)
+    fast, plain = (
+        MultiHead(site("random", transform, backend=name), "cross", 12, Dims(1, HEADS, 12, 12), 0.0).eval()
+        for name in ("auto", "dense")
+    )
+    plain.load_state_dict(fast.state_dict())
+    memory, queries = torch.randn(4, 40, 12), torch.randn(4, beams, 12)
+    for step in (0, 3, 9):
+        at = Positions(torch.full((beams,), step), torch.arange(40))
+        found, wanted = (each(queries, each.memorize(memory, valid), at).context for each in (fast, plain))
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    assert len(picks) == 3
+    fast(queries, fast.memorize(memory, valid), Positions(torch.arange(beams), torch.arange(40)))
+    assert len(picks) == (4 if beams == 1 else 3)  # all target positions, as in training, draw together
 
 
 @torch.no_grad()
@@ -131,6 +177,9 @@ def test_weights_masks_and_full_passes_are_made_of_all_keys(picks):
     (("full",), "decoder_self", False),
     (("window",), "encoder_self", False),
     (("window", {"kind": "topk_oow", "n": 3}), "decoder_self", False),  # it looks at the scores of all keys
+    (("random",), "cross", True),
+    (("random", {"kind": "csoftmax"}), "cross", False),  # it asks what each key may still receive
+    (("full",), "cross", False),
 ])  # fmt: skip
 def test_which_sites_pick(given, role, picks):
     choice = choose(site(*given), role)

@@ -128,6 +128,8 @@ def test_the_list_of_keys_is_what_the_rule_allows():
         fixed, _, draw = spec.layout(role, 1, lengths=given, seed=7)
         assert draw is not None
         keys, there = draw.keys(17, 2, torch.device("cpu"))
+        later = draw.keys(6, 2, torch.device("cpu"), 11)
+        assert all(torch.equal(some, every[:, :, 11:]) for some, every in zip(later, (keys, there), strict=True))
         listed = torch.zeros(len(keys), 2, 17, 18, dtype=torch.bool).scatter(-1, torch.where(there, keys, 17), True)
         at = Positions(torch.arange(17), torch.arange(17))
         assert torch.equal((listed[..., :17] | dense(fixed, at)).expand_as(rule), rule)
