@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from attnbench.attention.types import Backend
+from attnbench.attention.patterns.base import patterns
+from attnbench.attention.types import Role
 from attnbench.bench.ops import TRANSFORMS
 from attnbench.bench.timer import Case
 from attnbench.core import native
@@ -41,31 +42,38 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 """Presets of the Transformer; `mini` with two layers, as other packages' benchmarks have it."""
 COMPARED = ("softmax", "topk, k = 8", "sparsemax", "entmax15", "entmax, learned alpha")
-
+PATTERNS: dict[str, dict[str, Any]] = {
+    "window, n = 8": {"kind": "window", "n": 8},
+    "random, n = 8": {"kind": "random", "n": 8},
+}
+"""What decoding is timed with beside them, wherever such a pattern can stand: a step reads these keys alone."""
 
 DEFINED = " (dense)"
 """After the name of a transform: as it is defined, not as `auto` has it on a GPU."""
 
 
 def compared(device: torch.device) -> list[str]:
-    """Names of what is timed there."""
+    """Names of the transforms that are timed there."""
     defined = [name + DEFINED for name in COMPARED[1:]] if device.type == "cuda" else []
     return [*COMPARED, *defined]
 
 
 def build(
-    size: str, transform: Mapping[str, Any], device: torch.device, backend: Backend = "auto"
+    size: str, site: Mapping[str, Any], device: torch.device, roles: Iterable[Role] | None = None
 ) -> Seq2SeqModel:  # fmt: skip
-    """A Transformer of that size with one transform at every site."""
+    """A Transformer of that size with the same stages at every site, or at these."""
     torch.manual_seed(0)
-    site = {"transform": dict(transform), **({} if backend == "auto" else {"backend": backend})}
-    spec = fields_of(size, attention={"default": site})
+    spec = fields_of(size, attention={role: dict(site) for role in roles or ("default",)})
     return spec.build(Sizes(WORDS, WORDS, True, PAD)).to(device)
 
 
-def _named(size: str, name: str, device: torch.device) -> Seq2SeqModel:
-    backend: Backend = "dense" if name.endswith(DEFINED) else "auto"
-    return build(size, TRANSFORMS[name.removesuffix(DEFINED)], device, backend)
+def _named(size: str, name: str, device: torch.device, *, defined: bool = False) -> Seq2SeqModel:
+    """defined: whatever is named, with the same weights."""
+    backend = {"backend": "dense"} if defined or name.endswith(DEFINED) else {}
+    if name in PATTERNS:
+        roles = patterns.get(PATTERNS[name]["kind"]).roles
+        return build(size, {"pattern": PATTERNS[name], **backend}, device, roles)
+    return build(size, {"transform": TRANSFORMS[name.removesuffix(DEFINED)], **backend}, device)
 
 
 def fields_of(size: str, **more: Any) -> TransformerSpec:
@@ -194,22 +202,20 @@ def decoding(size: str, transform: str, load: Load, runtime: Runtime) -> Case:
     search = searches.parse(raw).build()
 
     with runtime.autocast():
-        layers = pack(model)  # once, as before all batches of a split
+        pack(model)  # once, as before all batches of a split
 
     def run() -> dict[int, Hypothesis]:
         with runtime.autocast():
             return bound.decode(model, [batch], search, to_limit=True)
 
     def check() -> float:
-        """How far the scores of the best outputs lie from those of plain torch operations, as a part of them: see
-        `_together`. One output in fifty may be another one, parted at a close call; in half precision, where many are,
-        the mean of all."""
-        for layer in layers:
-            del layer.forward
+        """How far the scores of the best outputs lie from those of the definition in plain torch operations, as a part
+        of them: see `_together`. One output in fifty may be another one, parted at a close call; in half precision,
+        where many are, the mean of all."""
         limits = Limits(bos=BOS, eos=NO_TOKEN, pad=PAD)
+        plain = _named(size, transform, runtime.device, defined=True).eval()
         with native.off(), torch.no_grad(), runtime.autocast():
-            wanted = [best for best, *_ in search(model, source_of(batch), limits)]
-            layers[:] = pack(model)
+            wanted = [best for best, *_ in search(plain, source_of(batch), limits)]
         pairs = [(best, wanted[row]) for row, best in run().items()]
         apart = [abs(best.score / right.score - 1) for best, right in pairs]
         if runtime.precision != "fp32":

@@ -29,7 +29,7 @@ def test_torch_trains_as_many_tokens():
 
 def test_torch_has_the_parameters_of_the_model_here_but_for_its_positions_and_last_norms():
     spec = models.fields_of("tiny")
-    ours = models.build("tiny", {"kind": "softmax"}, CPU)
+    ours = models.build("tiny", {"transform": "softmax"}, CPU)
     theirs = nn_transformer.NNTransformer(spec)
     more = nn_transformer.LONGEST * spec.width + 4 * spec.width  # nn.Transformer ends both stacks with a norm
     assert _count(theirs) - _count(ours) == more

@@ -124,7 +124,7 @@ def test_training_and_decoding_run(precision, monkeypatch):
     load = models.Load(3, 5, 2)
     assert load.group("tiny") == "tiny, beam 2, 3 x 5"
     assert models.Load(3, 5, 1).group("tiny") == "tiny, greedy, 3 x 5"
-    for name in ("softmax", "entmax15"):
+    for name in ("softmax", "entmax15", *models.PATTERNS):
         case = models.decoding("tiny", name, load, runtime)
         assert (case.name, case.work) == (name, 12)
         case.run()
