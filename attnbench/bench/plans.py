@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
@@ -119,17 +120,16 @@ def scaling_sections(plan: Plan) -> Iterator[list[Section]]:
     lengths = (128, 256, 512) if plan.quick else (512, 1024, 2048, 4096)
     if plan.runtime.device.type == "cuda" and not plan.quick:
         lengths = (*lengths, 8192, 16384, 32768, 65536)
-    made = list(scaling.cases(lengths, plan.runtime.device, plan.dtype))
-    timed = plan.time([case for _, _, case in made], replay=True)
-    measured = [(what, size, timing) for (what, size, _), timing in zip(made, timed, strict=True)]
-    slopes = scaling.exponents(measured)
-    yield [
-        Section(
-            f"cost against {group}", ("SDPA",), [timing for what, _, timing in measured if what == group],
-            exponents={name: value for (what, name), value in slopes.items() if what == group},
-        )
-        for group in scaling.GROUPS
-    ]  # fmt: skip
+    found: list[Section] = []
+    cases = scaling.cases(lengths, plan.runtime.device, plan.dtype)
+    for group, given in itertools.groupby(
+        cases, key=lambda each: each[0]
+    ):  # one at a time: what its cases hold is let go
+        made = list(given)
+        timed = plan.time([case for _, _, case in made], replay=True)
+        slopes = scaling.exponents([(size, timing) for (_, size, _), timing in zip(made, timed, strict=True)])
+        found.append(Section(f"cost against {group}", ("SDPA",), timed, exponents=slopes))
+        yield found
 
 
 PLANS: dict[What, Callable[[Plan], Iterator[list[Section]]]] = {

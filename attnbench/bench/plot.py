@@ -65,7 +65,9 @@ def _bars(section: Section, axis: Any) -> None:
     known = [(label, ratio) for label, ratio in shown if ratio is not None]
     ratios = [ratio for _, ratio in known]
     axis.set_xscale("log")
-    axis.barh([label for label, _ in known], [ratio - 1 for ratio in ratios], left=1.0, height=0.7)
+    labels = [label for label, _ in known]
+    axis.barh(labels, [ratio - 1 for ratio in ratios], left=1.0, height=0.7)
+    axis.plot(ratios, labels, ".", color="black", markersize=3)  # a bar to 1 has no length
     axis.axvline(1.0, color="black", linewidth=0.8)
     ticks = [tick for tick in _TICKS if 0.4 * min([*ratios, 1]) <= tick <= 2.5 * max([*ratios, 1])]
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])

@@ -28,7 +28,6 @@ METHODS: dict[str, Attention] = {
 }
 LONGEST = 8192
 """Beyond it a method is timed that costs as much as its pattern's keys, or never writes its scores, and SDPA."""
-GROUPS = ("length", "k", "memory slots", "vocabulary")
 
 
 def cases(
@@ -89,12 +88,12 @@ def _output(words: int, device: torch.device) -> Any:
     return run
 
 
-def exponents(measured: Sequence[tuple[str, int, Timing]]) -> dict[tuple[str, str], float]:
-    """By what it grows with and its name."""
-    series: dict[tuple[str, str], list[tuple[int, float]]] = {}
-    for what, size, timing in measured:
-        series.setdefault((what, timing.name), []).append((size, timing.median))
-    return {key: slope(points) for key, points in series.items() if len(points) > 1}
+def exponents(measured: Sequence[tuple[int, Timing]]) -> dict[str, float]:
+    """Of each name, from (size, timing)."""
+    series: dict[str, list[tuple[int, float]]] = {}
+    for size, timing in measured:
+        series.setdefault(timing.name, []).append((size, timing.median))
+    return {name: slope(points) for name, points in series.items() if len(points) > 1}
 
 
 def slope(points: Sequence[tuple[int, float]]) -> float:

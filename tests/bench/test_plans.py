@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.attention.transforms import _rows
-from attnbench.bench import models, ops, scaling
+from attnbench.bench import models, ops, plans, scaling
 from attnbench.bench.timer import Timing
 from attnbench.data.base import BOS, EOS, PAD
 from attnbench.tasks import loss
@@ -167,15 +167,29 @@ def test_a_training_that_is_wrong_is_found(monkeypatch):
 
 
 def test_exponents():
-    timings = [
-        ("length", n, Timing(f"length {n}", "a", 3e-6 * n**1.5, 0, 0, 0, 1, None, None)) for n in (10, 100, 1000)
-    ]
-    assert scaling.exponents(timings) == {("length", "a"): pytest.approx(1.5)}
+    timings = [(n, Timing(f"length {n}", "a", 3e-6 * n**1.5, 0, 0, 0, 1, None, None)) for n in (10, 100, 1000)]
+    alone = (10, Timing("length 10", "b", 1.0, 0, 0, 0, 1, None, None))
+    assert scaling.exponents([*timings, alone]) == {"a": pytest.approx(1.5)}
+
+
+def test_cost_is_told_group_by_group(monkeypatch):
+    def cases(*given):
+        for what, size in (("length", 1), ("length", 2), ("k", 1), ("k", 2)):
+            yield what, size, size
+
+    monkeypatch.setattr(scaling, "cases", cases)
+    plan = plans.Plan(Runtime(CPU), 1, True, [], 1.0)
+    monkeypatch.setattr(
+        plans.Plan, "time", lambda self, made, **more: [Timing("g", "a", n, 0, 0, 0, 1, None, None) for n in made]
+    )
+    found = [[(each.title, each.exponents) for each in sections] for sections in plans.scaling_sections(plan)]
+    whole = [("cost against length", {"a": pytest.approx(1.0)}), ("cost against k", {"a": pytest.approx(1.0)})]
+    assert found == [whole[:1], whole]
 
 
 def test_what_grows_runs():
     made = list(scaling.cases([16, 32], CPU))
-    assert {what for what, _, _ in made} == set(scaling.GROUPS)
+    assert {what for what, _, _ in made} == {"length", "k", "memory slots", "vocabulary"}
     for what, _, case in made:
         if what != "vocabulary":
             case.run()
