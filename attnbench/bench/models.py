@@ -46,7 +46,8 @@ PATTERNS: dict[str, dict[str, Any]] = {
     "window, n = 8": {"kind": "window", "n": 8},
     "random, n = 8": {"kind": "random", "n": 8},
 }
-"""What decoding is timed with beside them, wherever such a pattern can stand: a step reads these keys alone."""
+"""What decoding is timed with beside them, wherever such a pattern can stand; on a processor a step reads these keys
+alone."""
 
 DEFINED = " (dense)"
 """After the name of a transform: as it is defined, not as `auto` has it on a GPU."""

@@ -25,8 +25,9 @@ class Choice(NamedTuple):
     picks: bool = False
 
     def __str__(self) -> str:
-        more = f"; on a GPU {self.gpu}" if self.gpu else ""
-        return f"{self.backend}: {self.why}{more}" + ("; steps pick the pattern's keys" if self.picks else "")
+        gpu = f"; on a GPU {self.gpu}" if self.gpu else ""
+        steps = "; on a processor steps read the pattern's keys alone" if self.picks else ""
+        return f"{self.backend}: {self.why}{gpu}{steps}"
 
 
 def choose(site: Site, role: Role, dropout: float = 0.0) -> Choice:
@@ -60,7 +61,7 @@ def chosen(model: nn.Module) -> dict[str, str]:
     """The backend of each site's full passes, and why; a site that differs from layer to layer has one line for each.
 
     Passes that are asked for their weights are always dense; steps of decoding too, unless SDPA or Triton serves them
-    or, on a processor, few.py.
+    or, on a processor, few.py or picked.py.
     """
     found: dict[str, list[str]] = {}
     for module in model.modules():
@@ -78,7 +79,7 @@ def _picks(site: Site, role: Role) -> bool:
         return False
     if site.transform.keep(role) is not None or site.bias is not None or site.coverage is not None or site.spends:
         return False
-    return role == "decoder_self" or (role == "cross" and site.pattern.drawn and draws_all(site.pattern))
+    return role == "decoder_self" or (role == "cross" and draws_all(site.pattern))
 
 
 def _on_a_gpu(site: Site) -> Literal["sdpa", "triton"] | None:

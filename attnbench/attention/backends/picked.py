@@ -1,4 +1,7 @@
-"""A step of decoding under a pattern: the keys that its position sees, so that no others are read."""
+"""A step of decoding under a pattern: the keys that its position sees, so that no others are read.
+
+What stands at other keys does not matter, NaN neither.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from attnbench.attention.patterns.base import PatternSpec, dense
-from attnbench.attention.types import Positions
+from attnbench.attention.patterns.base import Draw, Layout, PatternSpec, dense
+from attnbench.attention.types import Positions, Role
 
-_KEPT = 1 << 14
+_KEPT = 1 << 12
 """Positions of all layers whose keys are remembered: each is met by every batch again."""
 _AT_ONCE = 8
 """Positions that draw together: the draw is many small operations."""
 _LONGEST = 32
 """Lengths of sources up to a multiple of so many draw together."""
-_TABLES = 48
-"""Such draws that are remembered; the largest in use take 4 MB."""
+_TABLES = 256
+"""Such draws that are remembered."""
+_LARGEST = 1 << 18
+"""Keys of one of them, fewer than so many, of 2 bytes; a batch of longer sources draws for itself."""
 
 Seen = slice | Int[Tensor, "#H n"]
 """Keys in the order in which they stand: at even distances and the same for all heads, or listed."""
@@ -44,8 +49,14 @@ def hashable(pattern: PatternSpec) -> bool:
 
 def draws_all(pattern: PatternSpec) -> bool:
     """Whether what it lets see of a source is drawn, and nothing else."""
-    layout = pattern.layout("cross", lengths=torch.ones(1, dtype=torch.int64))
+    if not (pattern.drawn and pattern.sparse and "cross" in pattern.roles):
+        return False
+    layout = _layout(pattern, 0, 0, torch.ones(1, dtype=torch.int64))
     return layout is not None and layout.draw is not None and not layout.extent.near and not layout.extent.tokens
+
+
+def _layout(pattern: PatternSpec, layer: int, seed: int, lengths: Int[Tensor, "B"]) -> Layout | None:
+    return pattern.layout("cross", layer, lengths=lengths, seed=seed)
 
 
 def of_cache(
@@ -62,11 +73,12 @@ def of_cache(
 @functools.lru_cache(maxsize=_KEPT)
 def seen(pattern: PatternSpec, layer: int, seed: int, heads: int, at: int) -> Seen | None:
     """What position `at` of a causal site sees; None where it sees nothing, or some heads more keys than others."""
-    rule = pattern.mask_mod("decoder_self", layer, seed=seed)
+    role: Role = "decoder_self"
+    rule = pattern.mask_mod(role, layer, seed=seed) if pattern.drawn else pattern.mask_mod(role, layer)
     if rule is None:
         return slice(0, at + 1)
     with torch.inference_mode(False):  # that a step with gradients may keep what one without has listed
-        allowed = dense(rule, Positions(torch.tensor([at]), torch.arange(at + 1)), heads)[0, :, 0]
+        allowed = dense(rule, Positions(torch.tensor([at]), torch.arange(at + 1)), heads)[0, :, 0].expand(-1, at + 1)
         counts = allowed.sum(1)
         if not counts[0] or bool((counts != counts[0]).any()):
             return None
@@ -85,9 +97,7 @@ def _pick(held: Float[Tensor, "B H K E"], keys: Seen) -> Float[Tensor, "B H n E"
         return held[:, :, keys]
     if len(keys) == 1:
         return held.index_select(2, keys[0])
-    heads, capacity = held.shape[1:3]
-    places = keys + torch.arange(heads)[:, None] * capacity
-    return held.flatten(1, 2).index_select(1, places.flatten()).unflatten(1, (heads, -1))
+    return held[:, torch.arange(held.shape[1])[:, None], keys]  # whatever the strides, nothing else is read
 
 
 def of_sources(
@@ -96,29 +106,46 @@ def of_sources(
 ) -> Picked:  # fmt: skip
     """What target position `at` sees of each source, for a pattern that draws it all."""
     rows, heads, length = keys.shape[:3]
-    first = at - at % _AT_ONCE
-    longest = -(-length // _LONGEST) * _LONGEST
-    table = _drawn(pattern, layer, seed, heads, first, longest)[at - first]  # pyright: ignore[reportArgumentType] - frozen
     lengths = torch.full((rows,), length) if valid is None else valid.sum(1)
-    listed = table.index_select(0, lengths.clamp(min=1) - 1).long()
+    listed = _listed(pattern, layer, seed, heads, at, lengths, length)
     there = listed < lengths[:, None, None]
     listed = listed.clamp(max=length - 1)
     if valid is not None:
         there = there & valid.gather(1, listed.flatten(1)).view_as(there)
-    places = (listed + torch.arange(rows * heads).view(rows, heads, 1) * length).flatten()
-    own, mixed = (held.flatten(0, 2).index_select(0, places).unflatten(0, (rows, heads, -1)) for held in (keys, values))
-    return Picked(own, mixed, None if bool(there.all()) else there[:, :, None])
+    row, head = torch.arange(rows)[:, None, None], torch.arange(heads)[:, None]
+    return Picked(keys[row, head, listed], values[row, head, listed], None if bool(there.all()) else there[:, :, None])
+
+
+def _listed(
+    pattern: PatternSpec, layer: int, seed: int, heads: int, at: int, lengths: Int[Tensor, "B"], length: int
+) -> Int[Tensor, "B H n"]:
+    """The drawn keys in the order in which they stand; at the end, where there are fewer than n, others."""
+    draw = _draw(pattern, layer, seed, lengths)
+    longest = -(-length // _LONGEST) * _LONGEST
+    if _AT_ONCE * longest * heads * draw.n >= _LARGEST:
+        return _in_order(draw, heads, at, 1, length)[:, :, 0]
+    first = at - at % _AT_ONCE
+    table = _table(pattern, layer, seed, heads, first, longest)  # pyright: ignore[reportArgumentType] - it is frozen
+    return table[at - first].index_select(0, lengths.clamp(min=1) - 1).long()
 
 
 @functools.lru_cache(maxsize=_TABLES)
-def _drawn(
+def _table(
     pattern: PatternSpec, layer: int, seed: int, heads: int, first: int, longest: int
 ) -> Int[Tensor, "Q longest H n"]:
-    """What the positions from `first` on draw from sources of 1 to `longest` keys, in the order in which the keys
-    stand; at the end, where there are fewer than n, `longest`."""
+    """What the positions from `first` on draw from sources of 1 to `longest` keys."""
     with torch.inference_mode(False):
-        layout = pattern.layout("cross", layer, lengths=torch.arange(1, longest + 1), seed=seed)
-        assert layout is not None  # as `draws_all` has it
-        assert layout.draw is not None
-        keys, there = layout.draw.keys(_AT_ONCE, heads, torch.device("cpu"), first)
-        return keys.masked_fill(~there, longest).sort(-1).values.permute(2, 0, 1, 3).to(torch.int32).contiguous()
+        draw = _draw(pattern, layer, seed, torch.arange(1, longest + 1))
+        return _in_order(draw, heads, first, _AT_ONCE, longest).permute(2, 0, 1, 3).to(torch.int16).contiguous()
+
+
+def _draw(pattern: PatternSpec, layer: int, seed: int, lengths: Int[Tensor, "B"]) -> Draw:
+    layout = _layout(pattern, layer, seed, lengths)
+    assert layout is not None  # as `draws_all` has it
+    assert layout.draw is not None
+    return layout.draw
+
+
+def _in_order(draw: Draw, heads: int, first: int, count: int, beyond: int) -> Int[Tensor, "B H Q n"]:
+    keys, there = draw.keys(count, heads, torch.device("cpu"), first)
+    return keys.masked_fill(~there, beyond).sort(-1).values

@@ -169,18 +169,18 @@ class Scored(nn.Module):
         return self.role != "decoder_self" or bool(positions.k[-1] <= positions.q[0])
 
     def _own_keys(self, memory: Memory, positions: Positions) -> picked.Picked | None:
-        """The keys that the pattern gives to a step of decoding, where it can be made of them alone."""
+        """The keys that the pattern gives to a step, where it can be made of them alone."""
         keys, values, valid = memory.keys, memory.values, memory.valid
         if not self.choice.picks or keys is None or not keys.numel() or keys.device.type != "cpu":  # a GPU would wait
             return None
-        asked = set(positions.q.tolist())
-        if len(asked) != 1:
+        count = len(positions.q)
+        if not count or (count > 1 and (self.role != "cross" or bool((positions.q != positions.q[0]).any()))):
             return None
-        at, seed = asked.pop(), int(self.draw) if self.pattern.drawn else 0
+        at, seed = int(positions.q[0]), int(self.draw) if self.pattern.drawn else 0
         if self.role == "cross":
             return picked.of_sources(self.pattern, self.layer, seed, at, keys, values, valid)
-        filled = len(positions.k) == at + 1 and int(positions.k[-1]) == at
-        if len(positions.q) > 1 or valid is not None or not filled:
+        filled = keys.shape[2] if memory.filled is None else memory.filled
+        if valid is not None or not filled == len(positions.k) == at + 1 or int(positions.k[-1]) != at:
             return None
         return picked.of_cache(self.pattern, self.layer, seed, at, keys, values)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from attnbench.attention.backends import picked
 from attnbench.attention.backends.base import choose
@@ -86,6 +85,39 @@ def test_steps_are_those_of_the_definition(kind, transform, compiled, picks):
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("score", ["bilinear", "additive"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@torch.no_grad()
+def test_steps_of_other_scores_and_types(score, dtype, picks):
+    first = {"kind": "topk", "k": 2, "ties": "index"}
+    fast, plain = (
+        MultiHead(
+            site("bigbird", first, backend=name)._replace(score=scores.parse(score)),
+            "decoder_self", 12, Dims(1, HEADS, 12, 12), 0.0,
+        ).eval()
+        for name in ("auto", "dense")
+    )  # fmt: skip
+    plain.load_state_dict(fast.state_dict())
+    states = torch.randn(2, 1, 12).expand(2, 9, 12)  # all scores are equal: which are kept is a matter of their order
+    if dtype == torch.float64:
+        fast, plain, states = fast.double(), plain.double(), states.double()
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        found, wanted = contexts(fast, states), contexts(plain, states)
+    assert len(picks) == 9
+    close = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(found, wanted, **close)
+
+
+@pytest.mark.parametrize("filled", [5, 9])
+@torch.no_grad()
+def test_a_cache_that_is_not_filled_up_to_the_step_is_refused_as_by_the_definition(filled):
+    attention, at = module("window"), Positions(torch.tensor([7]), torch.arange(8))
+    cache = attention.append(attention.allocate(2, 12, torch.zeros(1)), torch.randn(2, filled, 12))
+    for memory in (cache, attention.memorize(torch.randn(2, filled, 12), None)):
+        with pytest.raises((RuntimeError, ValueError), match=r"size|shape|broadcast"):
+            attention(torch.randn(2, 1, 12), memory, at)
+
+
 def test_gradients_are_those_of_the_definition(picks):
     fast, plain = module("window", "sparsemax"), module("window", "sparsemax", backend="dense")
     plain.load_state_dict(fast.state_dict())
@@ -114,7 +146,9 @@ SOURCES = torch.tensor([[True] * 40, [True] * 33 + [False] * 7, [True] + [False]
 
 @pytest.mark.parametrize("n", [1, 4, 60])
 @pytest.mark.parametrize("valid", [None, SOURCES, SOURCES.roll(1, 1)], ids=["whole", "padded", "with holes"])
-def test_what_is_drawn_of_a_source_is_what_the_rule_allows(n, valid):
+@pytest.mark.parametrize("tables", [True, False])
+def test_what_is_drawn_of_a_source_is_what_the_rule_allows(n, valid, tables, monkeypatch):
+    monkeypatch.setattr(picked, "_LARGEST", picked._LARGEST if tables else 1)
     pattern, held = patterns.parse({"kind": "random", "n": n}), torch.arange(4 * HEADS * 40.0).view(4, HEADS, 40, 1)
     lengths = torch.full((4,), 40) if valid is None else valid.sum(1)
     for at in (0, 7, 8, 21):
@@ -184,7 +218,7 @@ def test_weights_masks_and_full_passes_are_made_of_all_keys(picks):
 def test_which_sites_pick(given, role, picks):
     choice = choose(site(*given), role)
     assert choice.picks is picks
-    assert ("steps pick the pattern's keys" in str(choice)) is picks
+    assert ("steps read the pattern's keys alone" in str(choice)) is picks
     assert not choose(site(*given, backend="dense"), role).picks
 
 
@@ -198,6 +232,41 @@ class Uneven(PatternSpec):
         return lambda b, h, q, k: (k <= h) & (q > 0)
 
 
+class Short(PatternSpec):
+    """Written without what only draws need; its rule does not look at the key."""
+
+    kind: str = "short"
+
+    def mask_mod(self, role, layer=0):
+        return lambda b, h, q, k: q >= 0
+
+
+@torch.no_grad()
+def test_a_rule_that_does_not_look_at_the_key_allows_all():
+    assert picked.seen(Short(), 0, 0, 2, 5) == slice(0, 6, 1)
+    made = [
+        MultiHead(site("full", backend=name)._replace(pattern=Short()), "decoder_self", 12, Dims(0, 2, 12, 12), 0.0)
+        for name in ("auto", "dense")
+    ]
+    made[1].load_state_dict(made[0].state_dict())
+    states = torch.randn(1, 4, 12)
+    torch.testing.assert_close(*(contexts(each.eval(), states) for each in made))
+
+
+class Wordless(PatternSpec):
+    """It draws, and has no layout."""
+
+    kind: str = "wordless"
+    drawn = True
+
+    def layout(self, role, layer=0, *, lengths=None, seed=0):
+        raise NotImplementedError
+
+
+def test_a_drawn_pattern_without_a_layout_is_left_to_the_definition():
+    assert not picked.draws_all(Wordless())
+
+
 def test_what_heads_see_in_different_numbers_is_left_to_the_definition():
     assert picked.seen(Uneven(), 0, 0, 2, 5) is None
     assert picked.seen(Uneven(), 0, 0, 2, 0) is None
@@ -209,8 +278,3 @@ def test_what_heads_see_in_different_numbers_is_left_to_the_definition():
 def test_a_pattern_that_cannot_be_remembered_is_left_to_the_definition():
     assert not picked.hashable(Uneven(held=[1]))
     assert not choose(site("full")._replace(pattern=Uneven(held=[1])), "decoder_self").picks
-
-
-def test_nothing_is_held_by_the_module():
-    assert isinstance(module("random"), nn.Module)
-    assert "seen" not in vars(module("random"))
