@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from attnbench.attention.patterns.base import Draw, Layout, PatternSpec, dense
+from attnbench.attention.patterns.base import Layout, PatternSpec, dense
 from attnbench.attention.types import Positions, Role
 
 _KEPT = 1 << 12
@@ -120,10 +120,11 @@ def _listed(
     pattern: PatternSpec, layer: int, seed: int, heads: int, at: int, lengths: Int[Tensor, "B"], length: int
 ) -> Int[Tensor, "B H n"]:
     """The drawn keys in the order in which they stand; at the end, where there are fewer than n, others."""
-    draw = _draw(pattern, layer, seed, lengths)
+    layout = _layout(pattern, layer, seed, lengths)
+    drawn = 0 if layout is None or layout.draw is None else layout.draw.n
     longest = -(-length // _LONGEST) * _LONGEST
-    if _AT_ONCE * longest * heads * draw.n >= _LARGEST:
-        return _in_order(draw, heads, at, 1, length)[:, :, 0]
+    if _AT_ONCE * longest * heads * drawn >= _LARGEST:
+        return _in_order(layout, heads, at, 1, length)[:, :, 0]
     first = at - at % _AT_ONCE
     table = _table(pattern, layer, seed, heads, first, longest)  # pyright: ignore[reportArgumentType] - it is frozen
     return table[at - first].index_select(0, lengths.clamp(min=1) - 1).long()
@@ -135,17 +136,13 @@ def _table(
 ) -> Int[Tensor, "Q longest H n"]:
     """What the positions from `first` on draw from sources of 1 to `longest` keys."""
     with torch.inference_mode(False):
-        draw = _draw(pattern, layer, seed, torch.arange(1, longest + 1))
-        return _in_order(draw, heads, first, _AT_ONCE, longest).permute(2, 0, 1, 3).to(torch.int16).contiguous()
+        layout = _layout(pattern, layer, seed, torch.arange(1, longest + 1))
+        return _in_order(layout, heads, first, _AT_ONCE, longest).permute(2, 0, 1, 3).to(torch.int16).contiguous()
 
 
-def _draw(pattern: PatternSpec, layer: int, seed: int, lengths: Int[Tensor, "B"]) -> Draw:
-    layout = _layout(pattern, layer, seed, lengths)
+def _in_order(layout: Layout | None, heads: int, first: int, count: int, beyond: int) -> Int[Tensor, "B H Q n"]:
+    """The keys that a layout draws for positions from `first` on, `beyond` where there is none."""
     assert layout is not None  # as `draws_all` has it
     assert layout.draw is not None
-    return layout.draw
-
-
-def _in_order(draw: Draw, heads: int, first: int, count: int, beyond: int) -> Int[Tensor, "B H Q n"]:
-    keys, there = draw.keys(count, heads, torch.device("cpu"), first)
+    keys, there = layout.draw.keys(count, heads, torch.device("cpu"), first)
     return keys.masked_fill(~there, beyond).sort(-1).values

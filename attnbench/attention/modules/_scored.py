@@ -265,6 +265,11 @@ class Scored(nn.Module):
 
 def blank(states: Float[Tensor, "B K D"], valid: Bool[Tensor, "B K"] | None) -> Float[Tensor, "B K D"]:
     """The states with 0 where they are masked: one may hold anything, NaN too, and weight 0 times NaN is NaN."""
-    if valid is None or (valid.device.type == "cpu" and bool(valid.all())):  # a GPU would have to be waited for
+    if valid is None or _all_valid(valid):
         return states
     return torch.where(valid.unsqueeze(-1), states, 0.0)
+
+
+def _all_valid(valid: Bool[Tensor, "B K"]) -> bool:
+    """Whether that is so, where it can be told without waiting: an update never waits, nor does anything for a GPU."""
+    return not torch.is_grad_enabled() and valid.device.type == "cpu" and bool(valid.all())
