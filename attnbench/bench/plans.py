@@ -122,9 +122,8 @@ def scaling_sections(plan: Plan) -> Iterator[list[Section]]:
         lengths = (*lengths, 8192, 16384, 32768, 65536)
     found: list[Section] = []
     cases = scaling.cases(lengths, plan.runtime.device, plan.dtype)
-    for group, given in itertools.groupby(
-        cases, key=lambda each: each[0]
-    ):  # one at a time: what its cases hold is let go
+    # one group at a time: what its cases hold is let go
+    for group, given in itertools.groupby(cases, key=lambda each: each[0]):
         made = list(given)
         timed = plan.time([case for _, _, case in made], replay=True)
         slopes = scaling.exponents([(size, timing) for (_, size, _), timing in zip(made, timed, strict=True)])
