@@ -171,7 +171,7 @@ class Scored(nn.Module):
     def _own_keys(self, memory: Memory, positions: Positions) -> picked.Picked | None:
         """The keys that the pattern gives to a step, where it can be made of them alone."""
         keys, values, valid = memory.keys, memory.values, memory.valid
-        if not self.choice.picks or keys is None or not keys.numel() or keys.device.type != "cpu":  # a GPU would wait
+        if not self.choice.picks or keys is None or not keys.numel() or keys.device.type != "cpu":  # no GPU waits
             return None
         count = len(positions.q)
         if not count or (count > 1 and (self.role != "cross" or bool((positions.q != positions.q[0]).any()))):
