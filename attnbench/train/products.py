@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
-import time
-from pathlib import Path
+import functools
 from typing import Any
 
 import torch
 
-from attnbench.core import processor
-from attnbench.core.files import cache_root, write_atomic
-from attnbench.core.lock import making
+from attnbench.core import measured
 
 _ERROR = 1e-6
 """Most that a product may differ from the exact one, as a part of it."""
@@ -21,8 +15,6 @@ _SLOWER = 0.8
 """oneDNN is left where it has less than this of the default library's speed; nearer to 1 one check decides nothing."""
 _ROUNDS = 7
 _SIDE = 512
-
-_log = logging.getLogger(__name__)
 
 
 def use_onednn_float32() -> bool:
@@ -71,43 +63,16 @@ def _error(found: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> floa
 
 
 def _pays(matmul: Any) -> bool:
-    path = _path()
-    gain = _kept(path)
-    try:
-        if gain is None:
-            with making(path):
-                gain = _kept(path)  # of a process that was first
-                if gain is None:
-                    gain = _gain(matmul)
-                    known = {"processor": processor.name(), "torch": torch.__version__, "onednn_gain": gain}
-                    write_atomic(path, json.dumps(known) + "\n")
-    except OSError as error:  # then every process would measure for itself, and not all the same
-        _log.info("oneDNN multiplies float32 unmeasured, the cache cannot be written: %s", error)
-        return True
-    return gain >= _SLOWER
-
-
-def _path() -> Path:
-    threads = str(torch.get_num_threads()).encode()
-    words = (processor.identity(), torch.__version__.encode(), threads)
-    return cache_root() / "machine" / f"products-{hashlib.sha256(b'|'.join(words)).hexdigest()[:16]}.json"
-
-
-def _kept(path: Path) -> float | None:
-    try:
-        return float(json.loads(path.read_text(encoding="utf-8"))["onednn_gain"])
-    except (OSError, ValueError, KeyError, TypeError):  # none, or not a file of ours
-        return None
+    gain = measured.once("products", "onednn_gain", lambda: _gain(matmul))
+    return gain is None or gain >= _SLOWER
 
 
 def _gain(matmul: Any) -> float:
     """How many times as fast oneDNN is as the default library; leaves oneDNN chosen."""
     left, right = _pair(_SIDE)
-    least = {"none": float("inf"), "bf16": float("inf")}
-    for _ in range(_ROUNDS):
-        for choice in least:  # in turns, oneDNN last
-            matmul.fp32_precision = choice
-            started = time.perf_counter()
-            torch.mm(left, right)
-            least[choice] = min(least[choice], time.perf_counter() - started)
-    return least["none"] / least["bf16"]
+
+    def product(choice: str) -> None:
+        matmul.fp32_precision = choice
+        torch.mm(left, right)
+
+    return measured.gain({choice: functools.partial(product, choice) for choice in ("none", "bf16")}, _ROUNDS)

@@ -8,10 +8,19 @@ import pytest
 import torch
 from torch import nn
 
+from attnbench.core import measured, native
 from attnbench.core import packed as module
+from attnbench.core.files import cache_root
 from attnbench.core.packed import pack, packed
 
-needs_packing = pytest.mark.skipif(not module._works(torch.float32), reason="this torch packs no weights")
+needs_packing = pytest.mark.skipif(module._way(torch.float32) is None, reason="nothing packs weights here")
+WAYS = [
+    pytest.param(
+        module._Library,
+        marks=pytest.mark.skipif(not module._library_packs(torch.float32), reason="this torch packs no weights"),
+    ),
+    pytest.param(module._Own, marks=pytest.mark.skipif(not module._own_packs(), reason="no C++ compiler")),
+]
 
 
 def model() -> nn.Sequential:
@@ -23,9 +32,10 @@ def is_packed(net: nn.Module) -> bool:
     return any("forward" in vars(each) for each in net.modules())
 
 
-@needs_packing
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shape", [(1, 24), (64, 24), (321, 24), (3, 5, 24), (24,)])
-def test_the_same_products_whatever_the_rows(shape):
+def test_the_same_products_whatever_the_rows(shape, way, monkeypatch):
+    monkeypatch.setattr(module, "_way", lambda dtype: way)
     net, states = model(), torch.randn(*shape)
     with torch.no_grad():
         wanted = net(states)
@@ -57,8 +67,9 @@ def test_what_is_drawn_afterwards_is_what_it_would_have_been():
     torch.manual_seed(0)
     wanted = torch.randn(3)
     torch.manual_seed(0)
-    module._works.cache_clear()
-    module._works(torch.float32)
+    for each in (module._library_packs, module._own_is_exact, module._own_gain):
+        each.cache_clear()
+    module._way(torch.float32)
     assert torch.equal(torch.randn(3), wanted)
 
 
@@ -82,7 +93,7 @@ def test_blocks_within_blocks_end_with_the_outer_one():
 
 
 @needs_packing
-@pytest.mark.skipif(not module._works(torch.bfloat16), reason="this processor packs no bfloat16 weights")
+@pytest.mark.skipif(not module._library_packs(torch.bfloat16), reason="this processor packs no bfloat16 weights")
 def test_autocast_decides_the_type():
     net, states = model(), torch.randn(9, 24)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -118,16 +129,55 @@ def test_layers_of_other_kinds_are_left_alone():
         assert [is_packed(each) for each in net] == [False, False, True]
 
 
-def test_a_torch_that_packs_nothing_leaves_the_layers_as_they_are(monkeypatch):
-    module._works.cache_clear()
-    monkeypatch.setattr(module, "_reordered", lambda weight: torch.ops.mkldnn.no_such_operation(weight))
+@pytest.fixture
+def nothing_known():
+    """What was found out of the ways of packing is forgotten, before and after."""
+    known = (module._library_packs, module._own_is_exact, module._own_gain)
+    for each in known:
+        each.cache_clear()
+    yield
+    for each in known:
+        each.cache_clear()
+
+
+def inexact(way):
+    return type("Inexact", (way,), {"__call__": lambda self, states: 1.01 * way.__call__(self, states)})
+
+
+@needs_packing
+def test_what_is_not_exact_packs_nothing(nothing_known, monkeypatch):
+    monkeypatch.setattr(module, "_Library", inexact(module._Library))
+    monkeypatch.setattr(module, "_Own", inexact(module._Own))
+    net = model()
+    with packed(net):
+        assert not is_packed(net)
+
+
+def test_a_torch_and_a_machine_that_pack_nothing_leave_the_layers_as_they_are(nothing_known, monkeypatch):
+    def refuse(self, weight, bias):
+        raise AttributeError("no such operation")
+
+    monkeypatch.setattr(module._Library, "__init__", refuse)
     net, states = model(), torch.randn(5, 24)
-    with packed(net):
+    with native.off(), packed(net):
         assert not is_packed(net)
-    module._works.cache_clear()
-    monkeypatch.setattr(module, "_reordered", lambda weight: weight)
-    monkeypatch.setattr(module, "_product", lambda states, weight, bias: 1.01 * states @ weight.T)  # not exact
-    with packed(net):
-        assert not is_packed(net)
-    module._works.cache_clear()
     torch.testing.assert_close(copy.deepcopy(net)(states), net(states))
+
+
+@pytest.mark.skipif(not (module._own_packs() and module._library_packs(torch.float32)), reason="one way alone is here")
+@pytest.mark.parametrize(("gain", "way"), [(1.2, "_Own"), (0.8, "_Library")])
+def test_the_faster_way_is_taken_as_it_was_measured_once(gain, way, nothing_known, monkeypatch, tmp_path):
+    compiled = cache_root() / "native"
+    monkeypatch.setenv("ATTNBENCH_CACHE", str(tmp_path))
+    (tmp_path / "native").symlink_to(compiled)
+    monkeypatch.setattr(measured, "gain", lambda ways, rounds: gain)
+    assert module._way(torch.float32) is getattr(module, way)
+    module._own_gain.cache_clear()
+    monkeypatch.setattr(measured, "gain", lambda ways, rounds: 1 / gain)
+    assert module._way(torch.float32) is getattr(module, way)
+
+
+def test_a_layer_refuses_states_of_another_width():
+    net = model()
+    with torch.no_grad(), packed(net), pytest.raises(RuntimeError, match="shapes"):
+        net(torch.randn(3, 12))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from attnbench.core import measured
 from attnbench.train import products
 
 
@@ -102,7 +103,7 @@ def test_without_a_cache_all_processes_choose_alike(exact, monkeypatch, tmp_path
 def test_a_kept_choice_is_read_where_nothing_can_be_written(exact, monkeypatch, tmp_path):
     gained(monkeypatch, 0.5)
     assert not products.use_onednn_float32()
-    monkeypatch.setattr(products, "making", lambda path: pytest.fail("a lock was asked for"))
+    monkeypatch.setattr(measured, "making", lambda path: pytest.fail("a lock was asked for"))
     assert not products.use_onednn_float32()
 
 
@@ -127,7 +128,7 @@ def test_both_libraries_are_timed_in_turns(monkeypatch):
     clock, seen = iter(range(1000)), []
     setting = SimpleNamespace(fp32_precision="none")
     monkeypatch.setattr(products.torch, "mm", lambda *pair: seen.append(setting.fp32_precision))
-    monkeypatch.setattr(products.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(measured.time, "perf_counter", lambda: next(clock))
     assert products._gain(setting) == 1
     assert seen == ["none", "bf16"] * products._ROUNDS
     assert setting.fp32_precision == "bf16"

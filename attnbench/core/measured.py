@@ -1,0 +1,65 @@
+"""Figures that are measured once a machine and kept in the cache, so that every process decides alike by them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from attnbench.core import processor
+from attnbench.core.files import cache_root, write_atomic
+from attnbench.core.lock import making
+
+_log = logging.getLogger(__name__)
+
+
+def once(file: str, figure: str, measure: Callable[[], float]) -> float | None:
+    """The figure kept in that file of this processor, this torch and this many threads; measured where there is none.
+
+    None where nothing can be kept: each process would measure for itself, and not all the same.
+    """
+    path = _path(file)
+    found = _kept(path, figure)
+    if found is not None:
+        return found
+    try:
+        with making(path):
+            found = _kept(path, figure)  # of a process that was first
+            if found is None:
+                found = measure()
+                known = {"processor": processor.name(), "torch": torch.__version__, figure: found}
+                write_atomic(path, json.dumps(known) + "\n")
+    except OSError as error:
+        _log.info("%s is not measured, the cache cannot be written: %s", figure, error)
+        return None
+    return found
+
+
+def gain(ways: Mapping[str, Callable[[], object]], rounds: int) -> float:
+    """How many times as fast the second of two ways is as the first, by the least times of turns."""
+    least = dict.fromkeys(ways, float("inf"))
+    for _ in range(rounds):
+        for name, way in ways.items():
+            started = time.perf_counter()
+            way()
+            least[name] = min(least[name], time.perf_counter() - started)
+    first, second = least.values()
+    return first / second
+
+
+def _path(file: str) -> Path:
+    threads = str(torch.get_num_threads()).encode()
+    words = (processor.identity(), torch.__version__.encode(), threads)
+    return cache_root() / "machine" / f"{file}-{hashlib.sha256(b'|'.join(words)).hexdigest()[:16]}.json"
+
+
+def _kept(path: Path, figure: str) -> float | None:
+    try:
+        return float(json.loads(path.read_text(encoding="utf-8"))[figure])
+    except (OSError, ValueError, KeyError, TypeError):  # none, or not a file of ours
+        return None

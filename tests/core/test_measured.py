@@ -1,0 +1,53 @@
+"""A figure of the machine is measured once, and kept."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+import torch
+
+from attnbench.core import measured
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTNBENCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_it_is_measured_once_and_then_read(cache):
+    asked = itertools.count(3)
+    assert [measured.once("file", "speed", lambda: next(asked)) for _ in range(3)] == [3, 3, 3]
+    (kept,) = (cache / "machine").glob("file-*.json")
+    assert json.loads(kept.read_text())["speed"] == 3
+    assert json.loads(kept.read_text())["torch"] == torch.__version__
+
+
+def test_other_threads_have_a_figure_of_their_own(cache, monkeypatch):
+    assert measured.once("file", "speed", lambda: 1) == 1
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 17)
+    assert measured.once("file", "speed", lambda: 2) == 2
+
+
+@pytest.mark.parametrize("broken", ["", "{}", "[]", '{"speed": "fast"}'])
+def test_a_broken_file_is_written_anew(broken, cache):
+    measured.once("file", "speed", lambda: 1)
+    (kept,) = (cache / "machine").glob("file-*.json")
+    kept.write_text(broken)
+    assert measured.once("file", "speed", lambda: 2) == 2
+    assert measured.once("file", "speed", lambda: 3) == 2
+
+
+def test_nothing_is_measured_that_cannot_be_kept(cache):
+    cache.write_text("a file where the folder would be")
+    assert measured.once("file", "speed", lambda: pytest.fail("measured")) is None
+
+
+def test_ways_are_timed_in_turns(monkeypatch):
+    clock, seen = iter([0, 9, 9, 10, 10, 14, 14, 16]), []
+    monkeypatch.setattr(measured.time, "perf_counter", lambda: next(clock))
+    found = measured.gain({"old": lambda: seen.append("old"), "new": lambda: seen.append("new")}, 2)
+    assert seen == ["old", "new", "old", "new"]
+    assert found == 4 / 1
