@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from attnbench.bench.timer import seconds
-from attnbench.core import native, processor
+from attnbench.core import native, packed, processor
 from attnbench.train.products import onednn_in_use, use_onednn_float32
 from attnbench.train.runtime import keep_freed_memory, multiplies_bfloat16
 
@@ -55,12 +55,20 @@ def set_up(device: torch.device) -> list[Choice]:
     compiler = native.engine()
     return [
         Choice("float32 matrix products", products, before / after if sent else None),
+        Choice("float32 products of searches", *_of_searches()),
         Choice("freed memory", "kept for the next step", returned / kept),
         Choice(
             "transforms, and steps of decoding", f"compiled by {compiler}" if compiler else "torch operations", None
         ),
         Choice("threads", f"{torch.get_num_threads()} of {processor.usable_cores()} processors", None),
     ]
+
+
+def _of_searches() -> tuple[str, float | None]:
+    way, gain = packed.chosen()
+    if way == "nothing":
+        return "weights as they are", None
+    return f"weights laid out, by {way}", gain if gain is None or way == "code compiled here" else 1 / gain
 
 
 def roofline(device: torch.device) -> Roofline:
@@ -86,6 +94,7 @@ def signature(device: torch.device, precision: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "products": "oneDNN" if onednn_in_use() else "default",
+        "searches": packed.chosen()[0] if device.type == "cpu" else None,
         "compiled": native.engine(),
     }
 

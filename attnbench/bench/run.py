@@ -78,9 +78,10 @@ def _paths(folder: Path, stem: str) -> tuple[Path, Path]:
 
 
 def _same_kind(earlier: dict[str, Any], signature: dict[str, Any]) -> None:
-    """Raise SpecError where the earlier figures hang on other things."""
+    """Raise SpecError where the earlier figures hang on other things, as far as their file tells."""
     was = earlier["signature"]
-    differ = [f"{name} ({was.get(name)}, now {value})" for name, value in signature.items() if was.get(name) != value]
+    both = [name for name in signature if name in was]
+    differ = [f"{name} ({was[name]}, now {signature[name]})" for name in both if was[name] != signature[name]]
     if differ:
         raise SpecError(f"--compare: these figures are not of the same kind: {'; '.join(differ)}")
 

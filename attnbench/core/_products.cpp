@@ -84,7 +84,7 @@ void tile(int64_t depth, const Left& from, const Right& right, const Ahead& ahea
         __builtin_prefetch(out.at + r * out.row + COLUMNS - 1, 1);
     }
     for (int64_t k = 0; k < depth; ++k) {
-        __builtin_prefetch(ahead.at + k * ahead.step, 0, 3);
+        if constexpr (P == 1) __builtin_prefetch(ahead.at + k * ahead.step, 0, 3);  // else the whole weight is one stream
         Vector row[N];
 #pragma GCC unroll 16
         for (int n = 0; n < N; ++n) row[n] = *(const Loose*)(panels + n / 2 * far + k * COLUMNS + n % 2 * WIDTH);
@@ -132,7 +132,7 @@ void multiply(Left left, int64_t rows, int64_t depth, Right right, int64_t first
         int several = rows == 1 ? 4 : 2;
         Tile wide = rows == 1 ? tile<1, 4> : rows == 2 ? tile<2, 2> : tile<3, 2>;
         for (; p + several <= last && (p + several) * COLUMNS <= right.columns; p += several)
-            wide(depth, left, right.panel(p), {right.panel(p).at, 0}, at(0, p));
+            wide(depth, left, right.panel(p), {}, at(0, p));
     }
     int64_t whole = rows / ROWS * ROWS, step = parts(COLUMNS, parts(rows, ROWS));
     Tile rest = of_rows(rows - whole);
@@ -159,13 +159,13 @@ extern "C" void attnbench_lay(const float* weight, int64_t columns, int64_t dept
 }
 
 // left: rows x depth, so many numbers from one row to the next. right: laid out. out: rows x columns, contiguous. Each
-// thread makes its own columns where rows are few, else its own rows.
+// thread makes its own rows where there are many of them, or too few panels, else its own columns.
 extern "C" void attnbench_product(
     const float* left, int64_t row, const float* right, const float* bias, float* out, int64_t rows, int64_t columns,
     int64_t depth, int threads) {
-    int64_t panels = parts(columns, COLUMNS);
+    int64_t panels = parts(columns, COLUMNS), tiles = parts(rows, ROWS);
     if (rows * columns * depth <= SERIAL) threads = 1;
-    bool by_rows = rows >= BLOCK * threads;
+    bool by_rows = rows >= BLOCK * threads || (panels < threads && panels < tiles);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
 #ifdef _OPENMP
@@ -174,7 +174,6 @@ extern "C" void attnbench_product(
         int me = 0, all = 1;
 #endif
         alignas(64) static thread_local float copied[BLOCK * APART];
-        int64_t tiles = parts(rows, ROWS);
         int64_t top = by_rows ? tiles * me / all * ROWS : 0;
         int64_t bottom = by_rows ? std::min(rows, tiles * (me + 1) / all * ROWS) : rows;
         int64_t first = by_rows ? 0 : panels * me / all, last = by_rows ? panels : panels * (me + 1) / all;

@@ -18,12 +18,13 @@ from attnbench.core.lock import making
 _log = logging.getLogger(__name__)
 
 
-def once(file: str, figure: str, measure: Callable[[], float]) -> float | None:
+def once(file: str, figure: str, measure: Callable[[], float], of: str = "") -> float | None:
     """The figure kept in that file of this processor, this torch and this many threads; measured where there is none.
 
-    None where nothing can be kept: each process would measure for itself, and not all the same.
+    file: one for each figure. of: what else it hangs on, a version of code for one. None where nothing can be kept:
+    each process would measure for itself, and not all the same.
     """
-    path = _path(file)
+    path = _path(file, of)
     found = _kept(path, figure)
     if found is not None:
         return found
@@ -52,9 +53,9 @@ def gain(ways: Mapping[str, Callable[[], object]], rounds: int) -> float:
     return first / second
 
 
-def _path(file: str) -> Path:
-    threads = str(torch.get_num_threads()).encode()
-    words = (processor.identity(), torch.__version__.encode(), threads)
+def _path(file: str, of: str) -> Path:
+    words = [processor.identity(), torch.__version__.encode(), str(torch.get_num_threads()).encode()]
+    words += [of.encode()] if of else []
     return cache_root() / "machine" / f"{file}-{hashlib.sha256(b'|'.join(words)).hexdigest()[:16]}.json"
 
 

@@ -91,9 +91,15 @@ def _load(source: Path) -> ctypes.CDLL | None:
 
 
 def readable(*tensors: Tensor) -> bool:
-    """Whether compiled code may read these where they lie: true tensors, not traced, none a view that negates."""
-    true = all(type(each) in (Tensor, nn.Parameter) and not each.is_neg() for each in tensors)
+    """Whether compiled code may read these where they lie: true tensors, not traced nor mapped over by torch.func, none
+    a view that negates."""
+    true = all(type(each) in (Tensor, nn.Parameter) and not _wrapped(each) and not each.is_neg() for each in tensors)
     return true and not torch.compiler.is_compiling()
+
+
+def _wrapped(tensor: Tensor) -> bool:
+    functorch: Any = getattr(torch._C, "_functorch", None)  # torch has no public name for it
+    return functorch is not None and functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def at(tensor: Any) -> ctypes.c_void_p:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,14 @@ def pack(model: nn.Module) -> list[nn.Linear]:
     return layers
 
 
+def chosen() -> tuple[str, float | None]:
+    """What packs float32 weights on this machine, and how many times as fast code compiled here is as the library, with
+    a step of 64 rows; None where that is not known."""
+    way = _way(torch.float32)
+    both = _own_packs() and _library_packs(torch.float32)
+    return "nothing" if way is None else way.name, _own_gain(torch.get_num_threads()) if both else None
+
+
 class _Packed:
     """What stands in for a layer's forward."""
 
@@ -68,16 +76,23 @@ class _Packed:
 
     def __call__(self, input: Tensor) -> Tensor:
         layer = self.layer
-        taken = input.dtype in (torch.float32, self.dtype) and input.numel() > 0 and native.readable(input)
-        if not taken or torch.is_grad_enabled() or _wanted_type() != self.dtype:
+        if torch.is_grad_enabled() or _wanted_type() != self.dtype or not self._takes(input):
             return linear(input, layer.weight, layer.bias)
-        if input.device.type != "cpu" or input.shape[-1] != layer.in_features:
-            return linear(input, layer.weight, layer.bias)  # which says so
         return self.product(input.to(self.dtype))
+
+    def _takes(self, input: Tensor) -> bool:
+        """What does not fit is left to torch, which says so."""
+        if input.dtype not in (torch.float32, self.dtype) or not input.numel() or input.device.type != "cpu":
+            return False
+        return input.shape[-1:] == (self.layer.in_features,) and self.product.takes(input)
 
 
 class _Way(Protocol):
+    name: ClassVar[str]
+
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None: ...
+
+    def takes(self, states: Tensor) -> bool: ...
 
     def __call__(self, states: Tensor) -> Tensor: ...
 
@@ -85,9 +100,14 @@ class _Way(Protocol):
 class _Library:
     """By torch's matrix library, in its own order."""
 
+    name: ClassVar[str] = "the matrix library"
+
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight: Any = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
-        self.bias = bias
+        self.bias = None if bias is None else bias.contiguous()  # torch reads it as if it were, and says nothing
+
+    def takes(self, states: Tensor) -> bool:
+        return native.readable(states)
 
     def __call__(self, states: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(states, self.weight, self.bias, "none", [], "")
@@ -96,8 +116,13 @@ class _Library:
 class _Own:
     """By code compiled here."""
 
+    name: ClassVar[str] = "code compiled here"
+
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = products.lay(weight), bias
+
+    def takes(self, states: Tensor) -> bool:
+        return products.serves(states)
 
     def __call__(self, states: Tensor) -> Tensor:
         found = products.multiply(states.reshape(-1, states.shape[-1]), self.weight, self.bias)
@@ -107,8 +132,9 @@ class _Own:
 def _serves(layer: nn.Linear) -> bool:
     if type(layer) is not nn.Linear or "forward" in vars(layer):  # a parametrised layer is of another type
         return False
-    weight = layer.weight
-    return weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() > 0
+    weight, given = layer.weight, [each for each in (layer.weight, layer.bias) if each is not None]
+    plain = all(each.device.type == "cpu" and each.dtype == torch.float32 for each in given)
+    return plain and native.readable(*given) and weight.numel() > 0
 
 
 def _wanted_type() -> torch.dtype:
@@ -116,11 +142,13 @@ def _wanted_type() -> torch.dtype:
 
 
 def _way(dtype: torch.dtype) -> type[_Way] | None:
-    """What packs weights of that type; the faster one where there are two, as measured once a machine."""
+    """What packs weights of that type: in float32 code compiled here, unless the library was measured to be clearly
+    faster."""
     library = _library_packs(dtype)
     if dtype != torch.float32 or not _own_packs():
         return _Library if library else None
-    return _Own if not library or _own_gain(torch.get_num_threads()) >= _CLEARLY else _Library
+    gain = _own_gain(torch.get_num_threads()) if library else None
+    return _Own if gain is None or gain >= _CLEARLY else _Library
 
 
 def _own_packs() -> bool:
@@ -144,25 +172,30 @@ def _library_packs(dtype: torch.dtype) -> bool:
 
 
 def _is_exact(way: type[_Way], dtype: torch.dtype) -> bool:
-    states, weight = (each.to(dtype) for each in _drawn(3, 24, 40))
-    exact = states.double() @ weight.double().T
-    found = way(weight, None)(states)
-    return bool((found.double() - exact).norm() <= _ERRORS[dtype] * exact.norm())
+    for rows in (1, 2, 200):  # of few rows and many, of columns and depths that are cut, in all threads
+        states, weight = (each.to(dtype) for each in _drawn(rows, 150, 600))
+        exact = states.double() @ weight.double().T + weight.double()[:, 0]
+        found = way(weight, weight[:, 0])(states)
+        if not (found.double() - exact).norm() <= _ERRORS[dtype] * exact.norm():
+            return False
+    return True
 
 
 @functools.cache
-def _own_gain(threads: int) -> float:  # threads: part of the name under which it is kept
-    """How many times as fast code compiled here is as the library with a step of 64 rows; 1 where it cannot be kept."""
+def _own_gain(threads: int) -> float | None:  # threads: part of the name under which it is kept
+    """How many times as fast code compiled here is as the library with a step of 64 rows; None where that cannot be
+    kept."""
 
     def measure() -> float:
         states, weights = _drawn(_ROWS, 512, 512)[0], [_drawn(1, 512, 512)[1] for _ in range(_WEIGHTS)]
         ways = {name: [way(each, None) for each in weights] for name, way in (("library", _Library), ("own", _Own))}
         return measured.gain({name: lambda of=of: [each(states) for each in of] for name, of in ways.items()}, _TURNS)
 
-    return measured.once("packed", "own_gain", measure) or 1.0
+    return measured.once("packed", "own_gain", measure, of=products.version())
 
 
 def _drawn(rows: int, outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
     own = torch.Generator().manual_seed(0)  # a training's draws go on as they would have
-    states, weight = (torch.randn(each, inputs, generator=own) for each in (rows, outputs))
+    kind = {"dtype": torch.float32, "device": "cpu"}  # whatever the defaults are
+    states, weight = (torch.randn(each, inputs, generator=own, **kind) for each in (rows, outputs))
     return states, weight

@@ -24,16 +24,23 @@ class Laid(NamedTuple):
 
 def serves(*tensors: Tensor) -> bool:
     """Whether the compiled code takes these."""
-    fitting = all(each.device.type == "cpu" and each.dtype == torch.float32 for each in tensors)
-    return fitting and native.readable(*tensors) and native.load(_SOURCE) is not None
+    fits = all(each.device.type == "cpu" and each.dtype == torch.float32 for each in tensors)
+    return fits and native.readable(*tensors) and native.load(_SOURCE) is not None
+
+
+def version() -> str:
+    """Of the compiled code: another one for another source, compiler or processor. Only where `serves`."""
+    return Path(native.loaded(_SOURCE)._name).stem
 
 
 def lay(weight: Float[Tensor, "N K"]) -> Laid:
-    """A copy for `multiply`. K at least 1; only where `serves`."""
+    """A copy for `multiply`. K at least 1. Raises TypeError for other numbers than float32 on a processor; only where
+    `serves`."""
+    _require(weight)
     library, weight = _library(), weight.contiguous()
     outputs, inputs = weight.shape
     width = library.attnbench_panel()
-    numbers = torch.empty(-(-outputs // width), inputs, width)
+    numbers = weight.new_empty(-(-outputs // width), inputs, width)
     library.attnbench_lay(weight.data_ptr(), outputs, inputs, numbers.data_ptr(), torch.get_num_threads())
     return Laid(numbers, outputs)
 
@@ -43,8 +50,10 @@ def multiply(
 ) -> Float[Tensor, "M N"]:
     """`states @ weight^T + bias`, not differentiable; only where `serves`.
 
-    Each row is the same to the last digit whatever rows stand beside it, and however many threads there are.
+    Each row is the same to the last digit whatever rows stand beside it, and however many threads there are. Raises
+    TypeError like `lay`, ValueError for shapes that do not fit.
     """
+    _require(*(each for each in (states, bias) if each is not None))
     rows, inputs = states.shape
     if inputs != weight.numbers.shape[1] or (bias is not None and bias.shape != (weight.outputs,)):
         raise ValueError(
@@ -53,12 +62,18 @@ def multiply(
         )
     states = states if states.stride(1) == 1 else states.contiguous()
     bias = None if bias is None else bias.contiguous()
-    out = torch.empty(rows, weight.outputs)
+    out = states.new_empty(rows, weight.outputs)
     _library().attnbench_product(
         states.data_ptr(), states.stride(0), weight.numbers.data_ptr(), None if bias is None else bias.data_ptr(),
         out.data_ptr(), rows, weight.outputs, inputs, torch.get_num_threads(),
     )  # fmt: skip
     return out
+
+
+def _require(*tensors: Tensor) -> None:
+    for each in tensors:
+        if each.dtype != torch.float32 or each.device.type != "cpu":
+            raise TypeError(f"numbers of float32 on a processor are multiplied here, not {each.dtype} on {each.device}")
 
 
 def _library() -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import attnbench
-from attnbench.core import native, processor
+from attnbench.core import native, packed, processor
 from attnbench.train.products import onednn_in_use
 from attnbench.train.runtime import Runtime
 
@@ -54,6 +54,7 @@ def environment(runtime: Runtime) -> dict[str, Any]:
         "precision": runtime.precision,
         "threads": torch.get_num_threads(),
         "products": "oneDNN" if onednn_in_use() else "default",
+        "searches": packed.chosen()[0] if device.type == "cpu" else None,
         "compiled": native.engine(),
         "packages": {name: metadata.version(name) for name in _PACKAGES},
     }

@@ -22,3 +22,16 @@ def test_what_multiplies_is_told_as_it_is(used, chosen, monkeypatch):
     assert found.chosen.startswith(chosen)
     assert (found.gain is not None) is used
     assert machine.signature(torch.device("cpu"), "fp32")["products"] == ("oneDNN" if used else "default")
+
+
+@pytest.mark.parametrize(("found", "chosen", "gain"), [
+    (("code compiled here", 1.25), "weights laid out, by code compiled here", 1.25),
+    (("the matrix library", 0.8), "weights laid out, by the matrix library", 1.25),
+    (("the matrix library", None), "weights laid out, by the matrix library", None),
+    (("nothing", None), "weights as they are", None),
+])  # fmt: skip
+def test_what_multiplies_in_searches_is_told_with_what_it_gives(found, chosen, gain, monkeypatch):
+    monkeypatch.setattr(machine.packed, "chosen", lambda: found)
+    told = {choice.what: choice for choice in machine.set_up(torch.device("cpu"))}["float32 products of searches"]
+    assert told.chosen == chosen
+    assert told.gain == gain

@@ -31,6 +31,12 @@ def test_other_threads_have_a_figure_of_their_own(cache, monkeypatch):
     assert measured.once("file", "speed", lambda: 2) == 2
 
 
+def test_another_version_of_what_is_measured_has_a_figure_of_its_own(cache):
+    assert measured.once("file", "speed", lambda: 1, of="first") == 1
+    assert measured.once("file", "speed", lambda: 2, of="second") == 2
+    assert measured.once("file", "speed", lambda: 3, of="first") == 1
+
+
 @pytest.mark.parametrize("broken", ["", "{}", "[]", '{"speed": "fast"}'])
 def test_a_broken_file_is_written_anew(broken, cache):
     measured.once("file", "speed", lambda: 1)

@@ -13,7 +13,9 @@ from attnbench.core import packed as module
 from attnbench.core.files import cache_root
 from attnbench.core.packed import pack, packed
 
-needs_packing = pytest.mark.skipif(module._way(torch.float32) is None, reason="nothing packs weights here")
+needs_packing = pytest.mark.skipif(
+    not (module._own_packs() or module._library_packs(torch.float32)), reason="nothing packs weights here"
+)
 WAYS = [
     pytest.param(
         module._Library,
@@ -179,5 +181,65 @@ def test_the_faster_way_is_taken_as_it_was_measured_once(gain, way, nothing_know
 
 def test_a_layer_refuses_states_of_another_width():
     net = model()
-    with torch.no_grad(), packed(net), pytest.raises(RuntimeError, match="shapes"):
-        net(torch.randn(3, 12))
+    with torch.no_grad(), packed(net):
+        with pytest.raises(RuntimeError, match="shapes"):
+            net(torch.randn(3, 12))
+        with pytest.raises(RuntimeError, match="1D"):
+            net(torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_compiled_code_cannot_read_goes_through_the_layers(way, monkeypatch):
+    monkeypatch.setattr(module, "_way", lambda dtype: way)
+    net, states = model(), torch.randn(5, 24)
+    with torch.no_grad():
+        wanted = net(states)
+        with packed(net):
+            negated = torch._neg_view(-states)
+            assert negated.is_neg()
+            torch.testing.assert_close(net(negated), wanted)
+            torch.testing.assert_close(torch.func.vmap(net)(states), wanted)
+            with pytest.raises(RuntimeError, match="meta"):
+                net(states.to("meta"))
+
+
+@pytest.mark.skipif(not module._own_packs(), reason="no C++ compiler")
+def test_where_compiled_code_is_off_layers_packed_before_are_as_they_were(monkeypatch):
+    monkeypatch.setattr(module, "_way", lambda dtype: module._Own)
+    monkeypatch.setattr(module.products, "multiply", lambda *given: pytest.fail("compiled code ran"))
+    net = model()
+    with torch.no_grad(), packed(net), native.off():
+        assert net(torch.randn(5, 24)).shape == (5, 7)
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_other_defaults_of_torch_change_nothing(default, nothing_known, monkeypatch, tmp_path):
+    compiled = cache_root() / "native"
+    monkeypatch.setenv("ATTNBENCH_CACHE", str(tmp_path))
+    (tmp_path / "native").symlink_to(compiled)
+    net, states = model(), torch.randn(5, 24)
+    wanted = net(states).detach()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        with torch.no_grad(), packed(net):
+            torch.testing.assert_close(net(states), wanted, rtol=1e-5, atol=1e-6)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_it_is_told_what_packs(nothing_known, monkeypatch):
+    own, library = [False], [True]
+    monkeypatch.setattr(module, "_own_packs", lambda: own[0])
+    monkeypatch.setattr(module, "_library_packs", lambda dtype: library[0])
+    monkeypatch.setattr(module, "_own_gain", lambda threads: gain)
+    gain = None  # it could not be kept
+    assert module.chosen() == ("the matrix library", None)
+    own[0] = True
+    assert module.chosen() == ("code compiled here", None)
+    gain = 0.5
+    assert module.chosen() == ("the matrix library", 0.5)
+    library[0] = False
+    assert module.chosen() == ("code compiled here", None)
+    own[0] = False
+    assert module.chosen() == ("nothing", None)

@@ -32,7 +32,8 @@ def test_every_small_shape(rows, inputs, outputs, with_bias):
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize(
-    "shape", [(1, 700, 900), (64, 512, 200), (75, 1100, 33), (600, 513, 130), (400, 512, 16), (333, 40, 5000)]
+    "shape",
+    [(1, 700, 900), (64, 512, 200), (75, 600, 16), (75, 1100, 33), (600, 513, 130), (400, 512, 16), (333, 40, 5000)],
 )
 def test_every_way_to_share_and_to_cut_the_work(shape, threads):
     before = torch.get_num_threads()
@@ -55,8 +56,23 @@ def test_operands_lie_as_they_lie():
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 7, 64, 200])
 def test_a_row_is_the_same_whatever_stands_beside_it(rows):
-    states, weight, bias = drawn(200, 530), products.lay(drawn(70, 530)), drawn(70)
+    states, weight, bias = drawn(200, 530), products.lay(drawn(150, 530)), drawn(150)
     assert torch.equal(products.multiply(states[:rows], weight, bias), products.multiply(states, weight, bias)[:rows])
+
+
+@pytest.mark.parametrize("shape", [(1, 700, 900), (64, 512, 200), (75, 600, 16), (700, 530, 130)])
+def test_a_row_is_the_same_however_many_threads_there_are(shape):
+    rows, inputs, outputs = shape
+    states, weight, bias, before = drawn(rows, inputs), drawn(outputs, inputs), drawn(outputs), torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(products.multiply(states, products.lay(weight), bias))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
 
 
 def test_no_rows():
@@ -76,6 +92,12 @@ def test_what_does_not_fit_is_refused():
         products.multiply(drawn(3, 19), weight)
     with pytest.raises(ValueError, match=r"bias of \(39,\)"):
         products.multiply(drawn(3, 20), weight, drawn(39))
+    with pytest.raises(TypeError, match="float64"):
+        products.multiply(drawn(3, 20).double(), weight)
+    with pytest.raises(TypeError, match="bfloat16"):
+        products.multiply(drawn(3, 20), weight, drawn(40).bfloat16())
+    with pytest.raises(TypeError, match="meta"):
+        products.lay(drawn(3, 20).to("meta"))
 
 
 def test_what_it_serves():

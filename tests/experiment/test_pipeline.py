@@ -269,7 +269,9 @@ def test_the_environment_names_versions_and_no_place():
 @pytest.mark.parametrize(("used", "name"), [(True, "oneDNN"), (False, "default")])
 def test_the_environment_names_what_multiplies(used: bool, name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(environment_module, "onednn_in_use", lambda: used)
-    assert environment(Runtime(torch.device("cpu")))["products"] == name
+    monkeypatch.setattr(environment_module.packed, "chosen", lambda: ("the matrix library", 0.7))
+    found = environment(Runtime(torch.device("cpu")))
+    assert (found["products"], found["searches"]) == (name, "the matrix library")
 
 
 def git(folder: Path, *arguments: str) -> None:

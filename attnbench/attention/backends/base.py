@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from attnbench.attention.backends.banded import pays_from
+from attnbench.attention.backends.flex import FROM as FLEX_FROM
 from attnbench.attention.backends.picked import draws_all, hashable
 from attnbench.attention.modules.base import Site
 from attnbench.attention.types import Dims, Role
@@ -15,17 +16,18 @@ from attnbench.attention.types import Dims, Role
 
 class Choice(NamedTuple):
     """What full passes of one site go through. since: the fewest positions with which they do; below, it is dense. gpu:
-    the kernels that take their place on a GPU; where there are some, steps of decoding on a processor are one call.
-    picks: such steps read no keys but those of the pattern."""
+    the kernels that take their place on a GPU; where `sdpa` or `triton` does, steps of decoding on a processor are one
+    call. picks: such steps read no keys but those of the pattern."""
 
     backend: Literal["dense", "banded", "flex", "sdpa", "triton"]
     why: str
     since: int = 1
-    gpu: Literal["sdpa", "triton"] | None = None
+    gpu: Literal["flex", "sdpa", "triton"] | None = None
     picks: bool = False
 
     def __str__(self) -> str:
-        gpu = f"; on a GPU {self.gpu}" if self.gpu else ""
+        where = f" ({FLEX_FROM} positions or more, half precision, no mask of keys)" if self.gpu == "flex" else ""
+        gpu = f"; on a GPU {self.gpu}{where}" if self.gpu else ""
         steps = "; on a processor steps read the pattern's keys alone" if self.picks else ""
         return f"{self.backend}: {self.why}{gpu}{steps}"
 
@@ -51,7 +53,9 @@ def choose(site: Site, role: Role, dropout: float = 0.0) -> Choice:
             return Choice("banded", "as asked for", picks=picks)
         layout = site.pattern.layout(role, lengths=torch.ones(1, dtype=torch.int64))
         since = 1 if layout is None else pays_from(layout)
-        return Choice("banded", f"the pattern '{site.pattern.kind}', from {since} positions on", since, picks=picks)
+        with torch.random.fork_rng(devices=()):  # what is built to be asked draws its parameters
+            gpu = "flex" if _unfit_for_flex(site, role, dropout) is None else None
+        return Choice("banded", f"the pattern '{site.pattern.kind}', from {since} positions on", since, gpu, picks)
     if site.backend == "banded" and site.pattern.sparse and role != "cross":
         raise ValueError(f"the backend 'banded' cannot serve this site: {fault}; drop `backend: banded`")
     return Choice("dense", fault, gpu=_on_a_gpu(site) if site.backend == "auto" else None, picks=picks)

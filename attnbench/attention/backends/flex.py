@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from attnbench.attention.backends import fused
 from attnbench.attention.types import MaskMod
 from attnbench.core.errors import MissingExtraError
 
@@ -23,6 +24,22 @@ COMPILED = 256
 """Patterns, types and kinds of length that may be compiled."""
 NARROWEST = 16
 """Width of a head that it takes, at least."""
+FROM = 512
+"""Positions from which `auto` takes it on a GPU. There an H100 needs 0.22 to 0.39 of the definition's time in bfloat16,
+forward with backward, one sequence (experiments/speed/results/gpu-scaling); shorter passes are not worth compiling for.
+"""
+
+
+def pays(query: Float[Tensor, "B H Q E"], keys: int, valid: Bool[Tensor, "B K"] | None) -> bool:
+    """Whether `auto` sends a pass over so many keys here.
+
+    Only where no mask is given, as to a decoder's self-attention: whether one hides the right end alone could not be
+    told without waiting for the GPU. And in half precision, in which it was timed.
+    """
+    length, width = query.shape[2:]
+    full = length == keys >= FROM and valid is None
+    fits = NARROWEST <= width <= fused.WIDEST and width.bit_count() == 1
+    return full and fits and query.dtype in (torch.float16, torch.bfloat16) and fused.compiles(query.device)
 
 
 def attend(
@@ -81,4 +98,5 @@ def _attention(compiled: bool) -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=256)
 def _blocks(rule: MaskMod, length: int, device: torch.device) -> Any:
-    return create_block_mask(rule, None, None, length, length, device=str(device), BLOCK_SIZE=BLOCK)
+    with torch.inference_mode(False):  # that a training after an evaluation may keep it
+        return create_block_mask(rule, None, None, length, length, device=str(device), BLOCK_SIZE=BLOCK)

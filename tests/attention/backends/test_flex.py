@@ -86,6 +86,88 @@ def test_a_module_takes_it_for_full_passes_and_the_definition_for_steps():
             torch.testing.assert_close(context[:, 0], whole[:, step], rtol=1e-4, atol=1e-5)
 
 
+def passes(kind, role, length, monkeypatch, *, masked=False, device="cpu", dtype=torch.bfloat16):
+    """Whether `auto` sent a pass to FlexAttention; its context and its gradients, where there are some, are those of
+    the definition."""
+    taken = []
+    monkeypatch.setattr(
+        flex, "attend", lambda *given, real=flex.attend, **more: taken.append(1) or real(*given, **more)
+    )
+    torch.manual_seed(0)
+    module = MultiHead(site(kind, "auto"), role, 64, Dims(0, 2, 64, 64), 0.0).to(device, dtype)
+    plain = MultiHead(site(kind, "dense"), role, 64, Dims(0, 2, 64, 64), 0.0).to(device, dtype)
+    plain.load_state_dict(module.state_dict())
+    states, at = torch.randn(2, length, 64, device=device, dtype=dtype), torch.arange(length, device=device)
+    valid = torch.ones(2, length, dtype=torch.bool, device=device) if masked else None
+    found, wanted = (
+        each(states, each.memorize(states, valid), Positions(at, at), need_weights=False).context
+        for each in (module, plain)
+    )
+    torch.testing.assert_close(found, wanted, rtol=2e-2, atol=1e-2)
+    if found.requires_grad:
+        upstream = torch.randn_like(wanted)
+        for mine, theirs in zip(
+            torch.autograd.grad(found, list(module.parameters()), upstream),
+            torch.autograd.grad(wanted, list(plain.parameters()), upstream), strict=True,
+        ):  # fmt: skip
+            assert (mine - theirs).float().norm() <= 2e-2 * theirs.float().norm()
+    return bool(taken)
+
+
+@pytest.mark.parametrize("role", ["encoder_self", "decoder_self"])
+@pytest.mark.parametrize("kind", ["window", "block", "global"])
+def test_auto_takes_it_for_long_passes_in_half_precision_without_a_mask(kind, role, monkeypatch):
+    monkeypatch.setattr(flex.fused, "compiles", lambda device: True)
+    with torch.no_grad():
+        assert passes(kind, role, flex.FROM, monkeypatch)
+        assert passes(kind, role, flex.FROM + 30, monkeypatch)
+        assert not passes(kind, role, flex.FROM - 1, monkeypatch)
+        assert not passes(kind, role, flex.FROM, monkeypatch, masked=True)
+        assert not passes(kind, role, flex.FROM, monkeypatch, dtype=torch.float32)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("role", ["encoder_self", "decoder_self"])
+@pytest.mark.parametrize("kind", ["window", "block", "dilated", "global"])
+def test_auto_takes_it_on_a_gpu(kind, role, monkeypatch):
+    if not flex.fused.compiles(torch.device("cuda")):
+        pytest.skip("kernels are interpreted (TRITON_INTERPRET=0 compiles them), or this GPU is too old for them")
+    assert passes(kind, role, flex.FROM + 30, monkeypatch, device="cuda")
+
+
+def test_auto_takes_it_neither_without_a_gpu_nor_for_widths_that_it_may_not_know():
+    whole = torch.randn(1, 1, flex.FROM, 32).bfloat16()
+    assert not flex.pays(whole, flex.FROM, None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flex.fused, "compiles", lambda device: True)
+        assert flex.pays(whole, flex.FROM, None)
+        assert not flex.pays(whole[:, :, :1], flex.FROM, None)
+        assert not flex.pays(whole.float(), flex.FROM, None)
+        for width in (8, 24, 256):
+            assert not flex.pays(whole.new_zeros(1, 1, flex.FROM, width), flex.FROM, None)
+
+
+@pytest.mark.parametrize(("changed", "dropout", "gpu"), [
+    ({}, 0.0, "flex"),
+    ({"kind": {"kind": "bigbird", "n": 8}}, 0.0, None),
+    ({"transform": "sparsemax"}, 0.0, None),
+    ({}, 0.1, None),
+])  # fmt: skip
+def test_the_choice_says_so(changed, dropout, gpu):
+    choice = choose(site(backend="auto", **changed), "encoder_self", dropout)
+    assert choice.backend == "banded"
+    assert choice.gpu == gpu
+    said = "; on a GPU flex (512 positions or more, half precision, no mask of keys)"
+    assert (said in str(choice)) == (gpu == "flex")
+
+
+def test_a_mask_made_without_gradients_serves_a_training():
+    flex._blocks.cache_clear()
+    with torch.inference_mode():
+        mask = flex._blocks(pattern("window").mask_mod("decoder_self"), flex.BLOCK, torch.device("cpu"))
+    assert not mask.kv_indices.is_inference()
+
+
 def test_rows_that_are_not_padded_on_the_right_are_refused():
     states, valid = torch.randn(1, 1, 4, 16), torch.tensor([[False, True, True, True]])
     with torch.no_grad(), pytest.raises(RuntimeError, match="padded on the right alone"):
