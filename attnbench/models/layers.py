@@ -102,7 +102,7 @@ class FeedForward(nn.Module):
             nn.init.zeros_(linear.bias)
 
     def forward(self, states: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
-        return self.contract(self.dropout(torch.relu(self.expand(states))))
+        return self.contract(self.dropout(torch.relu_(self.expand(states))))
 
 
 class Residual(nn.Module):
