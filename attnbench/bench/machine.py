@@ -9,7 +9,7 @@ import torch
 
 from attnbench.bench.timer import seconds
 from attnbench.core import native, packed, processor
-from attnbench.train.products import onednn_in_use, use_onednn_float32
+from attnbench.train.onednn import onednn_in_use, use_onednn_float32
 from attnbench.train.runtime import keep_freed_memory, multiplies_bfloat16
 
 _SIDE = {"cpu": 1024, "cuda": 8192}

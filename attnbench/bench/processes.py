@@ -14,7 +14,7 @@ import torch
 
 from attnbench.bench.timer import Case, Timing
 from attnbench.core.errors import AttnbenchError
-from attnbench.train.products import use_onednn_float32
+from attnbench.train.onednn import use_onednn_float32
 from attnbench.train.runtime import keep_freed_memory, use_threads
 
 _PATIENCE = 10

@@ -13,7 +13,7 @@ import torch
 
 import attnbench
 from attnbench.core import native, packed, processor
-from attnbench.train.products import onednn_in_use
+from attnbench.train.onednn import onednn_in_use
 from attnbench.train.runtime import Runtime
 
 _PACKAGES = ("torch", "numpy", "tokenizers", "sacrebleu", "sacremoses", "safetensors", "pydantic")

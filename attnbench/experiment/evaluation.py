@@ -18,7 +18,7 @@ from attnbench.experiment.grid import override_document, read_document
 from attnbench.experiment.pipeline import build_model, require_same_data
 from attnbench.experiment.spec import CellSpec
 from attnbench.tasks.base import EVAL_TOKENS, Metrics, Task
-from attnbench.train.products import use_onednn_float32
+from attnbench.train.onednn import use_onednn_float32
 from attnbench.train.runtime import choose_device, keep_freed_memory
 from attnbench.train.state import checkpoint_steps, load_average, load_weights, weights_path
 

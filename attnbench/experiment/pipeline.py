@@ -27,7 +27,7 @@ from attnbench.experiment.timing import time_decoding
 from attnbench.search.greedy import GreedySpec
 from attnbench.tasks.base import EVAL_TOKENS, Metrics
 from attnbench.train.loop import Outcome, train
-from attnbench.train.products import use_onednn_float32
+from attnbench.train.onednn import use_onednn_float32
 from attnbench.train.runtime import choose_device, choose_runtime, keep_freed_memory, use_threads
 from attnbench.train.spec import TrainSpec
 from attnbench.train.state import TrainState, checkpoint_steps, load_average, load_weights, weights_path

@@ -34,7 +34,7 @@ from attnbench.attention.transforms.base import transforms
 from attnbench.attention.types import Dims, Memory, Positions
 from attnbench.bench.scaling import slope
 from attnbench.experiment.environment import environment
-from attnbench.train.products import use_onednn_float32
+from attnbench.train.onednn import use_onednn_float32
 from attnbench.train.runtime import Runtime, keep_freed_memory
 
 LENGTHS = (512, 1024, 2048, 4096, 8192)

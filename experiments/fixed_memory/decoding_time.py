@@ -28,7 +28,7 @@ from attnbench.data.special import BOS, EOS, PAD, SPECIALS
 from attnbench.experiment.environment import environment
 from attnbench.models.base import Seq2SeqModel, Sizes, Source, models
 from attnbench.search.base import Limits, Searcher, searches
-from attnbench.train.products import use_onednn_float32
+from attnbench.train.onednn import use_onednn_float32
 from attnbench.train.runtime import Runtime, keep_freed_memory, use_threads
 
 SYMBOLS, SENTENCES, BEAM = 20, 32, 10

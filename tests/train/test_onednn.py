@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from attnbench.core import measured
-from attnbench.train import products
+from attnbench.train import onednn
 
 
 @pytest.fixture
 def matmul(tmp_path, monkeypatch) -> Any:
     """Torch's setting, put back afterwards, and a cache of its own."""
-    setting = products._setting()
+    setting = onednn._setting()
     if setting is None:
         pytest.skip("this torch has no such setting")
     monkeypatch.setenv("ATTNBENCH_CACHE", str(tmp_path / "cache"))
@@ -29,8 +29,8 @@ def matmul(tmp_path, monkeypatch) -> Any:
 @pytest.fixture
 def exact(matmul, monkeypatch):
     """A processor on which oneDNN gives other last digits than the default library, and is as exact."""
-    monkeypatch.setattr(products.torch, "equal", lambda *pair: False)
-    monkeypatch.setattr(products, "_error", lambda *given: 2e-7)
+    monkeypatch.setattr(onednn.torch, "equal", lambda *pair: False)
+    monkeypatch.setattr(onednn, "_error", lambda *given: 2e-7)
     return matmul
 
 
@@ -43,7 +43,7 @@ def gained(monkeypatch, gain):
         matmul.fp32_precision = "bf16"
         return gain
 
-    monkeypatch.setattr(products, "_gain", measured)
+    monkeypatch.setattr(onednn, "_gain", measured)
     return asked
 
 
@@ -53,8 +53,8 @@ def kept_file(tmp_path):
 
 
 def test_float32_products_stay_float32_products_whatever_is_chosen(matmul):
-    used = products.use_onednn_float32()
-    assert products.onednn_in_use() is used
+    used = onednn.use_onednn_float32()
+    assert onednn.onednn_in_use() is used
     left, right = (torch.randn(64, 64, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
     exact = left.double() @ right.double()
     assert ((left @ right).double() - exact).norm() / exact.norm() < 1e-6
@@ -62,55 +62,55 @@ def test_float32_products_stay_float32_products_whatever_is_chosen(matmul):
 
 def test_it_is_measured_once_a_machine(exact, monkeypatch, tmp_path):
     asked = gained(monkeypatch, 1.7)
-    assert products.use_onednn_float32()
-    assert products.onednn_in_use()
+    assert onednn.use_onednn_float32()
+    assert onednn.onednn_in_use()
     exact.fp32_precision = "none"
-    assert not products.onednn_in_use()
-    assert products.use_onednn_float32()
-    assert products.use_onednn_float32()
+    assert not onednn.onednn_in_use()
+    assert onednn.use_onednn_float32()
+    assert onednn.use_onednn_float32()
     assert len(asked) == 1
     assert json.loads(kept_file(tmp_path).read_text())["onednn_gain"] == 1.7
 
 
 def test_what_was_kept_decides(exact, monkeypatch, tmp_path):
     gained(monkeypatch, 0.5)
-    assert not products.use_onednn_float32()
+    assert not onednn.use_onednn_float32()
     assert exact.fp32_precision == "none"
     asked = gained(monkeypatch, 2.0)
-    assert not products.use_onednn_float32()
+    assert not onednn.use_onednn_float32()
     kept_file(tmp_path).unlink()
-    assert products.use_onednn_float32()
+    assert onednn.use_onednn_float32()
     assert len(asked) == 1
 
 
 @pytest.mark.parametrize("broken", ["", "{}", "[]", '{"onednn_gain": "fast"}'])
 def test_a_broken_file_is_written_anew(broken, exact, monkeypatch, tmp_path):
     asked = gained(monkeypatch, 1.0)
-    products.use_onednn_float32()
+    onednn.use_onednn_float32()
     kept_file(tmp_path).write_text(broken)
-    assert products.use_onednn_float32()
-    assert products.use_onednn_float32()
+    assert onednn.use_onednn_float32()
+    assert onednn.use_onednn_float32()
     assert len(asked) == 2
 
 
 def test_without_a_cache_all_processes_choose_alike(exact, monkeypatch, tmp_path):
     (tmp_path / "cache").write_text("a file where the folder would be")
     asked = gained(monkeypatch, 0.1)
-    assert products.use_onednn_float32()
+    assert onednn.use_onednn_float32()
     assert not asked
 
 
 def test_a_kept_choice_is_read_where_nothing_can_be_written(exact, monkeypatch, tmp_path):
     gained(monkeypatch, 0.5)
-    assert not products.use_onednn_float32()
+    assert not onednn.use_onednn_float32()
     monkeypatch.setattr(measured, "making", lambda path: pytest.fail("a lock was asked for"))
-    assert not products.use_onednn_float32()
+    assert not onednn.use_onednn_float32()
 
 
 def test_lower_accuracy_is_never_taken(exact, monkeypatch):
     asked = gained(monkeypatch, 9.0)
-    monkeypatch.setattr(products, "_error", lambda *given: 1e-3)
-    assert not products.use_onednn_float32()
+    monkeypatch.setattr(onednn, "_error", lambda *given: 1e-3)
+    assert not onednn.use_onednn_float32()
     assert exact.fp32_precision == "none"
     assert not asked
 
@@ -118,23 +118,23 @@ def test_lower_accuracy_is_never_taken(exact, monkeypatch):
 def test_a_setting_that_changes_nothing_is_not_called_onednn(matmul, monkeypatch):
     """On processors for which torch knows no oneDNN in float32."""
     asked = gained(monkeypatch, 9.0)
-    monkeypatch.setattr(products.torch, "equal", lambda *pair: True)
-    assert not products.use_onednn_float32()
-    assert not products.onednn_in_use()
+    monkeypatch.setattr(onednn.torch, "equal", lambda *pair: True)
+    assert not onednn.use_onednn_float32()
+    assert not onednn.onednn_in_use()
     assert not asked
 
 
 def test_both_libraries_are_timed_in_turns(monkeypatch):
     clock, seen = iter(range(1000)), []
     setting = SimpleNamespace(fp32_precision="none")
-    monkeypatch.setattr(products.torch, "mm", lambda *pair: seen.append(setting.fp32_precision))
+    monkeypatch.setattr(onednn.torch, "mm", lambda *pair: seen.append(setting.fp32_precision))
     monkeypatch.setattr(measured.time, "perf_counter", lambda: next(clock))
-    assert products._gain(setting) == 1
-    assert seen == ["none", "bf16"] * products._ROUNDS
+    assert onednn._gain(setting) == 1
+    assert seen == ["none", "bf16"] * onednn._ROUNDS
     assert setting.fp32_precision == "bf16"
 
 
 def test_a_torch_without_the_setting_keeps_its_own(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    assert not products.use_onednn_float32()
-    assert not products.onednn_in_use()
+    assert not onednn.use_onednn_float32()
+    assert not onednn.onednn_in_use()
