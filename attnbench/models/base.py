@@ -99,6 +99,7 @@ class Seq2SeqModel(nn.Module, ABC):
     @abstractmethod
     def decode(self, memory: Any, target_in: Int[Tensor, "B T"], *, need_weights: bool = False) -> Decoded:
         """Every target position at once (teacher forcing); `target_in` begins with BOS and is padded on the right.
+        What is hidden at padding means nothing.
 
         With need_weights, `maps` holds every site, the encoder's too when encode() was asked for them.
         """

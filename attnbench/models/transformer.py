@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from attnbench.attention.modules.base import SelfAttention
 from attnbench.attention.spec import AttentionSpec
 from attnbench.attention.types import ROLES, Dims, Memory, Positions
+from attnbench.core.ragged import Ragged
 from attnbench.core.relocate import relocate
 from attnbench.models._parallel import require_parallel
 from attnbench.models.base import Decoded, Maps, ModelSpec, Seq2SeqModel, Sizes, Source, Wanted, models, receive
@@ -138,9 +139,19 @@ class EncoderLayer(nn.Module):
         self.feed_forward_residual = _residual(spec, self.attention_residual)
 
     def forward(
-        self, states: Float[Tensor, "B S D"], source: Source, positions: Positions, maps: list[Tensor] | None
-    ) -> Float[Tensor, "B S D"]:
+        self,
+        states: Float[Tensor, "... D"],
+        source: Source,
+        positions: Positions,
+        ragged: Ragged | None,
+        maps: list[Tensor] | None,
+    ) -> Float[Tensor, "... D"]:
+        """ragged: of states without their padding; then no weights are told."""
+
         def attend(query: Tensor) -> Tensor:
+            if ragged is not None:
+                memory = self.attention.memorize_ragged(query, ragged, source.valid)
+                return self.attention.answer_ragged(query, ragged, memory, positions)
             memory = self.attention.memorize(query, source.valid, need_weights=maps is not None)
             return _note(self.attention(query, memory, positions, need_weights=maps is not None), maps)
 
@@ -166,18 +177,26 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self,
-        states: Float[Tensor, "B T D"],
+        states: Float[Tensor, "... D"],
         memory: Memory,
         positions: Positions,
         source_positions: Positions,
+        ragged: Ragged | None,
         maps: Maps | None,
-    ) -> Float[Tensor, "B T D"]:
+    ) -> Float[Tensor, "... D"]:
+        """ragged: of states without their padding; then no weights are told."""
+
         def attend(query: Tensor) -> Tensor:
+            if ragged is not None:
+                own = self.attention.memorize_ragged(query, ragged, None)
+                return self.attention.answer_ragged(query, ragged, own, positions)
             own = self.attention.memorize(query, None)  # causality hides the padding on the right from real tokens
             output = self.attention(query, own, positions, need_weights=maps is not None)
             return _note(output, None if maps is None else maps["decoder_self"])
 
         def attend_source(query: Tensor) -> Tensor:
+            if ragged is not None:
+                return self.cross.answer_ragged(query, ragged, memory, source_positions)
             output = self.cross(query, memory, source_positions, need_weights=maps is not None)
             return _note(output, None if maps is None else maps["cross"])
 
@@ -223,7 +242,7 @@ class Transformer(Seq2SeqModel):
 
     def __init__(self, spec: TransformerSpec, sizes: Sizes) -> None:
         super().__init__()
-        self.target_vocab, self.max_length = sizes.target_vocab, spec.max_length
+        self.target_vocab, self.max_length, self.pad = sizes.target_vocab, spec.max_length, sizes.pad
         source, target = embedding_tables(sizes, spec.width, spec.tie)
         self.source_embedding = Embedding(source, spec.positions, spec.max_length, spec.dropout)
         self.target_embedding = Embedding(target, spec.positions, spec.max_length, spec.dropout)
@@ -244,18 +263,29 @@ class Transformer(Seq2SeqModel):
 
     def encode(self, source: Source, *, need_weights: Wanted = False) -> TransformerMemory:
         states = self.source_embedding(source.data)
+        ragged = None if need_weights else Ragged.of(source.valid)
+        if ragged is not None:
+            states = ragged.take(states.unsqueeze(1))
         positions = _positions(source.data.shape[1], source.data.shape[1], source.data.device)
         maps: list[Tensor] | None = [] if need_weights is True else None
         for layer in self.encoder:
-            states = layer(states, source, positions, maps)
+            states = layer(states, source, positions, ragged, maps)
         states = self.encoder_norm(states)
-        cross = (layer.cross.memorize(states, source.valid, need_weights=bool(need_weights)) for layer in self.decoder)
+        cross = (
+            layer.cross.memorize(states, source.valid, need_weights=bool(need_weights))
+            if ragged is None
+            else layer.cross.memorize_ragged(states, ragged, source.valid)
+            for layer in self.decoder
+        )
         return TransformerMemory(tuple(cross), maps)
 
     def decode(
         self, memory: TransformerMemory, target_in: Int[Tensor, "B T"], *, need_weights: bool = False
     ) -> Decoded:
         states = self.target_embedding(target_in)
+        ragged = None if need_weights else Ragged.of(_held(target_in, self.pad))
+        if ragged is not None:
+            states = ragged.take(states.unsqueeze(1))
         length, device = target_in.shape[1], target_in.device
         positions = _positions(length, length, device)
         sources = _positions(length, memory.cross[0].values.shape[2], device)
@@ -263,8 +293,9 @@ class Transformer(Seq2SeqModel):
         if maps is not None:
             maps["encoder_self"] = memory.maps or []
         for layer, cross in zip(self.decoder, memory.cross, strict=True):
-            states = layer(states, cross, positions, sources, maps)
-        return Decoded(self.decoder_norm(states), maps)
+            states = layer(states, cross, positions, sources, ragged, maps)
+        states = self.decoder_norm(states)
+        return Decoded(states if ragged is None else ragged.pad(states).squeeze(1), maps)
 
     def logits(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
         return self.output(hidden)
@@ -303,6 +334,11 @@ def _move(cache: Memory, rows: Int[Tensor, "R"], shared: int) -> None:
     for held in (cache.keys, cache.values):
         if held is not None:
             relocate(held[:, :, shared : cache.filled], moved, rows[moved])
+
+
+def _held(target: Int[Tensor, "B T"], pad: int) -> Bool[Tensor, "B T"]:
+    """True up to the last token of each row that is no padding."""
+    return (target != pad).flip(1).cumsum(1).flip(1) > 0
 
 
 def _dims(spec: TransformerSpec, layer: int, longest_source: int | None) -> Dims:

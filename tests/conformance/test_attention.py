@@ -11,6 +11,7 @@ from attnbench.attention.patterns.full import FullSpec
 from attnbench.attention.scores.dot import ScaledDotSpec
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.types import ROLES, Dims, Positions
+from attnbench.core.ragged import Ragged
 from attnbench.core.tree import expand_batch, select_batch
 
 BATCH, HEADS, LENGTH, WIDTH = 4, 2, 6, 8
@@ -62,6 +63,30 @@ def test_batch_composition_and_padding_change_nothing(kind, transform, role):
         shorn = keys[row : row + 1, :length], valid[row : row + 1, :length]
         alone = module(query[row : row + 1], module.memorize(*shorn), at(LENGTH, length)).context
         close(alone[0], together[row])
+
+
+@cases(*ROLES)
+def test_padding_can_be_left_out(kind, transform, role):
+    """Values and gradients, of keys and queries that stand one behind another."""
+    module = build(kind, transform, role)
+    valid = torch.arange(LENGTH) < LENGTHS[:, None]
+    ragged = Ragged.of(valid)
+    assert ragged is not None
+    mask, count = None if role == "decoder_self" else valid, int(valid.sum())
+    keys, query = draw(count, WIDTH).requires_grad_(), draw(count, WIDTH, seed=1).requires_grad_()
+    padded = [ragged.pad(each).squeeze(1) for each in (keys, query)]
+    wanted = module(padded[1], module.memorize(padded[0], mask), at(LENGTH)).context[valid]
+    found = module.answer_ragged(query, ragged, module.memorize_ragged(keys, ragged, mask), at(LENGTH))
+    close(found, wanted)
+    if wanted.requires_grad:
+        upstream = draw(*wanted.shape, seed=2)
+        given = [keys, query, *module.parameters()]
+        for mine, theirs in zip(
+            *(torch.autograd.grad(each, given, upstream, allow_unused=True) for each in (found, wanted)), strict=True
+        ):
+            assert (mine is None) == (theirs is None)
+            if mine is not None:
+                close(mine, theirs)
 
 
 @cases(*ROLES)

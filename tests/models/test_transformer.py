@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from attnbench.attention.transforms.base import TransformSpec, transforms
+from attnbench.core.ragged import Ragged
 from attnbench.core.spec import dotted, problems
 from attnbench.models.base import Seq2SeqModel, Sizes, Source, models
 from attnbench.models.transformer import PRESETS, Transformer, TransformerSpec
@@ -165,6 +166,47 @@ def test_equals_torchs_own_transformer(norm, more):
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-11)
     bias = model.output.bias if more else 0
     torch.testing.assert_close(model.logits(found), wanted @ model.output.weight.T + bias)
+
+
+@pytest.mark.parametrize("more", [
+    {}, {"norm": "pre"}, {"shared_norm": True, "positions": "learned"},
+    {"attention": {"cross": {"module": {"kind": "fixed_memory", "slots": 3}}}},
+    {"attention": {"encoder_self": {"pattern": {"kind": "window", "n": 2}}, "cross": {"transform": "sparsemax"}}},
+])  # fmt: skip
+@pytest.mark.parametrize("short", ["both", "source", "target"])
+def test_padding_costs_nothing_and_changes_nothing(more, short, monkeypatch):
+    """Every projection and feed-forward block sees the tokens alone; what comes out, and its gradient, is the same."""
+    model, pad = build(**more), APART.pad
+    lengths = torch.tensor([5, 2, 0, 3])
+    valid = torch.arange(5) < (lengths if short != "target" else torch.full((4,), 5))[:, None]
+    held = torch.arange(5) < (lengths if short != "source" else torch.full((4,), 5))[:, None]
+    source = Source(torch.randint(4, 17, (4, 5)).masked_fill(~valid, pad), valid)
+    target = torch.randint(4, 21, (4, 5)).masked_fill(~held, pad)
+    seen: list[int] = []
+    for layer in [*model.encoder, *model.decoder]:
+        layer.feed_forward.register_forward_hook(lambda module, given, out: seen.append(out.numel() // 8))
+
+    def passed() -> list[torch.Tensor]:
+        model.zero_grad()
+        seen.clear()
+        hidden = model.decode(model.encode(source), target).hidden
+        (hidden[held] * torch.linspace(-1, 1, 8)).sum().backward()
+        return [hidden[held].detach(), *(each.grad.clone() for each in model.parameters() if each.grad is not None)]
+
+    found = passed()
+    assert seen == [int(valid.sum())] * 2 + [int(held.sum())] * 2
+    monkeypatch.setattr(Ragged, "of", lambda valid: None)
+    wanted = passed()
+    assert seen == [20] * 4
+    for mine, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+def test_a_token_behind_padding_is_read():
+    model, pad = build(), APART.pad
+    memory = model.encode(Source(torch.tensor([[5, 6]]), torch.ones(1, 2, dtype=torch.bool)))
+    hidden = model.decode(memory, torch.tensor([[4, pad, 7, pad]])).hidden
+    torch.testing.assert_close(hidden[:, :3], model.decode(memory, torch.tensor([[4, pad, 7]])).hidden)
 
 
 def test_the_norm_of_a_layer_is_its_own():

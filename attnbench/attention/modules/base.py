@@ -14,6 +14,7 @@ from attnbench.attention.patterns.base import PatternSpec
 from attnbench.attention.scores.base import ScoreSpec
 from attnbench.attention.transforms.base import TransformSpec
 from attnbench.attention.types import AttentionOutput, Backend, Dims, History, Memory, Positions, Role
+from attnbench.core.ragged import Ragged
 from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec
 
@@ -57,6 +58,17 @@ class Attention(nn.Module, ABC):
 
         need_weights: tell the weights over the keys too; None where the Memory was made without what they need.
         """
+
+    def memorize_ragged(self, keys: Float[Tensor, "N D"], ragged: Ragged, valid: Bool[Tensor, "B K"] | None) -> Memory:
+        """`memorize` of keys without their padding."""
+        return self.memorize(ragged.pad(keys).squeeze(1), valid)
+
+    def answer_ragged(
+        self, query: Float[Tensor, "N D"], ragged: Ragged, memory: Memory, positions: Positions
+    ) -> Float[Tensor, "N D2"]:
+        """The context that `forward` gives to each query, of queries without their padding."""
+        context = self(ragged.pad(query).squeeze(1), memory, positions).context
+        return ragged.take(context.unsqueeze(1))
 
 
 class SelfAttention(Attention):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from attnbench.attention.modules._scored import Scored, blank
 from attnbench.attention.modules.base import ModuleSpec, SelfAttention, Site, Stage, modules
 from attnbench.attention.types import ROLES, AttentionOutput, Dims, History, Memory, Positions, Role
+from attnbench.core.ragged import Ragged
 
 
 class MultiHead(Scored, SelfAttention):
@@ -27,6 +28,13 @@ class MultiHead(Scored, SelfAttention):
         for projection in (self.project_query, self.project_memory, self.project_context):
             nn.init.xavier_uniform_(projection.weight)
             nn.init.zeros_(projection.bias)
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        for name in ("memorize", "forward"):  # what a subclass does otherwise it does without padding, too
+            if name in vars(cls):
+                ragged = _RAGGED[name]
+                setattr(cls, ragged, vars(cls).get(ragged, getattr(SelfAttention, ragged)))
 
     def _split(self, states: Float[Tensor, "B N D"]) -> Float[Tensor, "B H N E"]:
         return states.unflatten(-1, (self.heads, -1)).transpose(1, 2).contiguous()  # or each product copies it anew
@@ -48,6 +56,10 @@ class MultiHead(Scored, SelfAttention):
             key = nn.functional.linear(keys, weight[:half], bias[:half])
             value = nn.functional.linear(blank(values, valid), weight[half:], bias[half:])
         return Memory(self.score.keys(self._split(key)), self._split(value), valid)
+
+    def memorize_ragged(self, keys: Float[Tensor, "N D"], ragged: Ragged, valid: Bool[Tensor, "B K"] | None) -> Memory:
+        key, value = (ragged.pad(each, self.heads) for each in self.project_memory(keys).chunk(2, -1))
+        return Memory(self.score.keys(key), value, valid)
 
     def allocate(self, rows: int, capacity: int, like: Tensor) -> Memory:
         head = self.context_width // self.heads
@@ -79,6 +91,15 @@ class MultiHead(Scored, SelfAttention):
         )
         context = self.project_context(mixed.transpose(1, 2).flatten(2))
         return AttentionOutput(context, weights if need_weights else None, history)
+
+    def answer_ragged(
+        self, query: Float[Tensor, "N D"], ragged: Ragged, memory: Memory, positions: Positions
+    ) -> Float[Tensor, "N D2"]:
+        queries = ragged.pad(self.project_query(query), self.heads)
+        return self.project_context(ragged.take(self.mix(queries, memory, positions, None, False)[0]))
+
+
+_RAGGED = {"memorize": "memorize_ragged", "forward": "answer_ragged"}
 
 
 @modules.register

@@ -18,6 +18,7 @@ from attnbench.attention.transforms.base import transforms
 from attnbench.attention.transforms.softmax import SoftmaxSpec
 from attnbench.attention.types import ROLES, Dims, Positions
 from attnbench.core.dropout import Dropout
+from attnbench.core.ragged import Ragged
 
 BATCH, HEADS, QUERIES, KEYS, WIDTH = 3, 2, 4, 6, 8
 NAN = float("nan")
@@ -257,3 +258,20 @@ def test_every_combination_was_tried():
         for kind, role in every
         if role in transforms.get(kind).roles and not transforms.get(kind).needs_upper
     }
+
+
+@pytest.mark.parametrize("name", ["memorize", "forward"])
+def test_what_a_subclass_changes_holds_without_padding_too(name):
+    def doubled(self, *given, **more):
+        found = getattr(MultiHead, name)(self, *given, **more)
+        return (
+            found._replace(values=found.values * 2) if name == "memorize" else found._replace(context=found.context * 2)
+        )
+
+    module = build(role="encoder_self")[1]
+    module.__class__ = type("Doubled", (MultiHead,), {name: doubled})
+    query, keys, valid, positions = states("encoder_self", (6, 4, 1))
+    ragged = Ragged.of(valid)
+    wanted = module(query, module.memorize(keys, valid), positions).context[valid]
+    memory = module.memorize_ragged(keys[valid], ragged, valid)
+    torch.testing.assert_close(module.answer_ragged(query[valid], ragged, memory, positions), wanted)

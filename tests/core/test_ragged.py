@@ -1,0 +1,75 @@
+"""Tokens without padding and in their places are the same tokens, compiled or not, forward and backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnbench.core import native
+from attnbench.core.ragged import Ragged
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float64]
+
+
+def ragged_of(valid: torch.Tensor) -> Ragged:
+    ragged = Ragged.of(valid)
+    assert ragged is not None
+    return ragged
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+@pytest.mark.parametrize("compiled", [True, False])
+def test_every_token_stands_in_its_place(compiled, data):
+    rows, length, heads, width = (data.draw(st.integers(1, most)) for most in (5, 7, 3, 5))
+    cells = st.lists(st.booleans(), min_size=rows * length, max_size=rows * length)
+    valid = torch.tensor(data.draw(cells.filter(lambda filled: not all(filled)))).view(rows, length)
+    dtype = data.draw(st.sampled_from(DTYPES))
+    count, before, behind = int(valid.sum()), data.draw(st.integers(0, 2)), data.draw(st.integers(0, 2))
+    whole = before + heads * width + behind
+    wide = torch.arange(1, 1 + count * whole).view(count, whole).to(dtype)
+    tokens = wide[:, before : before + heads * width]
+    wanted = torch.zeros(rows, length, heads, width, dtype=dtype)
+    wanted[valid] = tokens.reshape(count, heads, width)
+    ragged = ragged_of(valid)
+    if compiled:
+        padded = ragged.pad(tokens, heads)
+        back, turned = ragged.take(padded), ragged.take(wanted.transpose(1, 2))
+    else:
+        with native.off():
+            padded = ragged.pad(tokens, heads)
+            back, turned = ragged.take(padded), ragged.take(wanted.transpose(1, 2))
+    assert torch.equal(padded, wanted.transpose(1, 2))
+    assert torch.equal(back, tokens)
+    assert torch.equal(turned, tokens)
+
+
+def test_without_padding_there_is_nothing_to_gain():
+    assert Ragged.of(torch.ones(3, 2, dtype=torch.bool)) is None
+    assert Ragged.of(torch.ones(0, 2, dtype=torch.bool)) is None
+    assert Ragged.of(torch.zeros(3, 2, dtype=torch.bool, device="meta")) is None
+
+
+def test_rows_of_padding_alone():
+    ragged = ragged_of(torch.zeros(2, 3, dtype=torch.bool))
+    padded = ragged.pad(torch.randn(0, 4), 2)
+    assert torch.equal(padded, torch.zeros(2, 2, 3, 2))
+    assert ragged.take(padded).shape == (0, 4)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_gradients(compiled, threads):
+    before, ragged = torch.get_num_threads(), ragged_of(torch.arange(4) < torch.tensor([3, 0, 4])[:, None])
+    tokens = torch.randn(7, 6, dtype=torch.float64, requires_grad=True)
+    padded = torch.randn(3, 2, 4, 3, dtype=torch.float64, requires_grad=True)
+    torch.set_num_threads(threads)
+    try:
+        with native.off() if not compiled else torch.enable_grad():
+            for function, given_ in ((lambda x: ragged.pad(x, 2), tokens), (ragged.take, padded)):
+                assert torch.autograd.gradcheck(function, given_)
+                assert torch.autograd.gradgradcheck(function, given_)
+    finally:
+        torch.set_num_threads(before)
