@@ -30,13 +30,13 @@ void attnbench_pad(const char* tokens, int64_t stride, const int64_t* place, con
 }
 
 void attnbench_take(
-    const Padded* padded, const int64_t* at, int64_t count, char* tokens, int threads
+    const Padded* padded, const int64_t* at, int64_t count, char* tokens, int64_t stride, int threads
 ) {
     const Padded p = *padded;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
     for (int64_t token = 0; token < count; ++token) {
         const char* from = p.data + at[token] / p.positions * p.row + at[token] % p.positions * p.position;
-        char* to = tokens + token * p.heads * p.width;
+        char* to = tokens + token * stride;
         for (int64_t h = 0; h < p.heads; ++h) std::memcpy(to + h * p.width, from + h * p.head, p.width);
     }
 }

@@ -44,52 +44,60 @@ class Ragged(NamedTuple):
 
     def pad(self, tokens: Shaped[Tensor, "N D"], heads: int = 1) -> Shaped[Tensor, "B H S E"]:
         """The tokens in their places, the width split over the heads; 0 in all others."""
-        return _Pad.apply(tokens, self, heads)  # pyright: ignore[reportReturnType]
+        return self.pad_parts(tokens, heads, 1)[0]
+
+    def pad_parts(self, tokens: Shaped[Tensor, "N D"], heads: int, parts: int) -> tuple[Tensor, ...]:
+        """`pad` of each of so many equal parts of the width."""
+        return _Pad.apply(tokens, self, heads, parts)  # pyright: ignore[reportReturnType]
 
     def take(self, padded: Shaped[Tensor, "B H S E"]) -> Shaped[Tensor, "N D"]:
         """The tokens from their places, heads side by side."""
-        return _Take.apply(padded, self)  # pyright: ignore[reportReturnType]
+        return self.take_parts(padded)
+
+    def take_parts(self, *padded: Shaped[Tensor, "B H S E"]) -> Shaped[Tensor, "N D"]:
+        """`take` of each, side by side."""
+        return _Take.apply(self, *padded)  # pyright: ignore[reportReturnType]
 
 
 class _Pad(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, ragged: Ragged, heads: int) -> Tensor:
+    def forward(ctx: Any, tokens: Tensor, ragged: Ragged, heads: int, parts: int) -> tuple[Tensor, ...]:
         ctx.ragged = ragged
-        length, width = len(ragged.token) // ragged.rows, tokens.shape[1] // heads
-        padded = tokens.new_empty(ragged.rows, heads, length, width)
-        if native.readable(tokens) and tokens.stride(1) == 1 and (library := native.load(_SOURCE)) is not None:
-            size = tokens.element_size()
-            _call(
-                library.attnbench_pad, native.at(tokens), ctypes.c_int64(tokens.stride(0) * size),
-                native.at(ragged.token), ctypes.byref(_Padded.of(padded)),
-            )  # fmt: skip
-            return padded
-        place = (ragged.at // length, slice(None), ragged.at % length)
-        padded.zero_()[place] = tokens.unflatten(1, (heads, width))
+        length, width = len(ragged.token) // ragged.rows, tokens.shape[1] // (heads * parts)
+        padded = tuple(tokens.new_empty(ragged.rows, heads, length, width) for _ in range(parts))
+        library = native.load(_SOURCE) if native.readable(tokens) and tokens.stride(1) == 1 else None
+        for part, out in zip(tokens.chunk(parts, 1), padded, strict=True):
+            if library is None:
+                place = (ragged.at // length, slice(None), ragged.at % length)
+                out.zero_()[place] = part.unflatten(1, (heads, width))
+            else:
+                _call(library.attnbench_pad, *_seen(part), native.at(ragged.token), ctypes.byref(_Padded.of(out)))
         return padded
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.ragged.take(upstream[0]), None, None
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.ragged.take_parts(*upstream), None, None, None
 
 
 class _Take(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, padded: Tensor, ragged: Ragged) -> Tensor:
-        ctx.ragged, ctx.heads = ragged, padded.shape[1]
-        length = padded.shape[2]
-        if native.readable(padded) and padded.stride(3) == 1 and (library := native.load(_SOURCE)) is not None:
-            tokens = padded.new_empty(len(ragged.at), padded.shape[1] * padded.shape[3])
-            _call(
-                library.attnbench_take, ctypes.byref(_Padded.of(padded)), native.at(ragged.at),
-                ctypes.c_int64(len(ragged.at)), native.at(tokens),
-            )  # fmt: skip
-            return tokens
-        return padded[ragged.at // length, :, ragged.at % length].flatten(1)
+    def forward(ctx: Any, ragged: Ragged, *padded: Tensor) -> Tensor:
+        ctx.ragged, ctx.heads, ctx.parts = ragged, padded[0].shape[1], len(padded)
+        length = len(ragged.token) // ragged.rows
+        library = native.load(_SOURCE) if native.readable(*padded) else None
+        if library is None:
+            place = (ragged.at // length, slice(None), ragged.at % length)
+            return torch.cat([part[place].flatten(1) for part in padded], 1)
+        tokens = padded[0].new_empty(len(ragged.at), len(padded) * ctx.heads * padded[0].shape[3])
+        for part, out in zip(padded, tokens.chunk(len(padded), 1), strict=True):
+            side = part if part.stride(3) == 1 else part.contiguous()
+            count = ctypes.c_int64(len(ragged.at))
+            _call(library.attnbench_take, ctypes.byref(_Padded.of(side)), native.at(ragged.at), count, *_seen(out))
+        return tokens
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
-        return ctx.ragged.pad(upstream[0], ctx.heads), None
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *ctx.ragged.pad_parts(upstream[0], ctx.heads, ctx.parts)
 
 
 class _Padded(ctypes.Structure):
@@ -104,6 +112,11 @@ class _Padded(ctypes.Structure):
         row, head, position, _ = (stride * size for stride in padded.stride())
         rows, heads, positions, width = padded.shape
         return cls(padded.data_ptr(), row, head, position, rows, heads, positions, width * size)
+
+
+def _seen(tokens: Tensor) -> tuple[Any, Any]:
+    """Where the tokens begin, and the bytes from one to the next."""
+    return native.at(tokens), ctypes.c_int64(tokens.stride(0) * tokens.element_size())
 
 
 def _call(function: Any, *given: Any) -> None:

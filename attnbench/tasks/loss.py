@@ -36,27 +36,7 @@ class Output(Protocol):
 class _SmoothedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-        if _serves(logits, target):
-            loss, nll, gradient = _compiled(logits.detach(), target, smoothing, logits.requires_grad)
-            ctx.save_for_backward(gradient)
-            ctx.mark_non_differentiable(nll)
-            return loss, nll
-        rows, vocab = logits.shape
-        needs_grad = logits.requires_grad
-        gradient = torch.empty_like(logits) if needs_grad else None
-        wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
-        loss, nll = logits.new_zeros((), dtype=wide), logits.new_zeros((), dtype=wide)
-        size = max(1, BLOCK // max(1, vocab)) if logits.device.type == "cpu" else max(1, rows)
-        for start in range(0, rows, size):
-            block, wanted = logits[start : start + size], target[start : start + size, None]
-            log_p = torch.log_softmax(block.to(wide), dim=-1)
-            block_nll = -log_p.gather(1, wanted).sum()
-            nll += block_nll
-            loss += (1 - smoothing) * block_nll - (smoothing / vocab) * log_p.sum()
-            if gradient is not None:
-                p = log_p.exp_().sub_(smoothing / vocab)
-                p.scatter_add_(1, wanted, torch.full_like(wanted, smoothing - 1, dtype=wide))
-                gradient[start : start + size] = p
+        loss, nll, gradient = _with_gradient(logits.detach(), target, smoothing, logits.requires_grad)
         ctx.save_for_backward(gradient)
         ctx.mark_non_differentiable(nll)
         return loss, nll
@@ -65,6 +45,30 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, None, None]:
         (gradient,) = ctx.saved_tensors
         return (gradient * upstream[0].to(gradient.dtype) if gradient is not None else None), None, None
+
+
+def _with_gradient(
+    logits: Float[Tensor, "N V"], target: Int[Tensor, "N"], smoothing: float, needed: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """loss, nll, and the gradient of the loss where it is needed."""
+    if _serves(logits, target):
+        return _compiled(logits, target, smoothing, needed)
+    rows, vocab = logits.shape
+    gradient = torch.empty_like(logits) if needed else None
+    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    loss, nll = logits.new_zeros((), dtype=wide), logits.new_zeros((), dtype=wide)
+    size = max(1, BLOCK // max(1, vocab)) if logits.device.type == "cpu" else max(1, rows)
+    for start in range(0, rows, size):
+        block, wanted = logits[start : start + size], target[start : start + size, None]
+        log_p = torch.log_softmax(block.to(wide), dim=-1)
+        block_nll = -log_p.gather(1, wanted).sum()
+        nll += block_nll
+        loss += (1 - smoothing) * block_nll - (smoothing / vocab) * log_p.sum()
+        if gradient is not None:
+            p = log_p.exp_().sub_(smoothing / vocab)
+            p.scatter_add_(1, wanted, torch.full_like(wanted, smoothing - 1, dtype=wide))
+            gradient[start : start + size] = p
+    return loss, nll, gradient
 
 
 def _serves(logits: Tensor, target: Tensor) -> bool:
@@ -77,12 +81,12 @@ def _serves(logits: Tensor, target: Tensor) -> bool:
 
 
 def _compiled(
-    logits: Float[Tensor, "N V"], target: Int[Tensor, "N"], smoothing: float, needs_grad: bool
+    logits: Float[Tensor, "N V"], target: Int[Tensor, "N"], smoothing: float, needed: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """loss, nll, and the gradient where it is needed (_loss.cpp)."""
+    """The same in one pass (_loss.cpp)."""
     library: Any = native.load(_SOURCE)
     logits, target = logits.contiguous(), target.contiguous()
-    gradient = torch.empty_like(logits) if needs_grad else None
+    gradient = torch.empty_like(logits) if needed else None
     found = torch.empty(2, len(logits))
     strange = getattr(library, f"attnbench_smoothed_{_NAMES[logits.dtype]}")(
         native.at(logits), native.at(target), ctypes.c_int64(len(logits)), ctypes.c_int64(logits.shape[1]),
@@ -109,8 +113,8 @@ class _OutputLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, part_loss: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], hidden: Tensor, target: Tensor,
-        rows: int, *parameters: Tensor,
+        ctx: Any, logits_of: Callable[[Tensor], Tensor], hidden: Tensor, target: Tensor, smoothing: float, rows: int,
+        *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         slope, totals = torch.empty_like(hidden), []
         slopes: list[Tensor | None] = [None] * len(parameters)
@@ -118,16 +122,17 @@ class _OutputLoss(torch.autograd.Function):
         for start in range(0, len(hidden), rows):
             part = hidden[start : start + rows].detach().requires_grad_()
             with torch.enable_grad():
-                loss, nll = part_loss(part, target[start : start + rows])
+                logits = logits_of(part)
+            loss, nll, gradient = _with_gradient(logits.detach(), target[start : start + rows], smoothing, True)
             first, *others = torch.autograd.grad(
-                loss, [part, *(parameters[place] for place in wanted)], allow_unused=True
+                logits, [part, *(parameters[place] for place in wanted)], gradient, allow_unused=True
             )
             slope[start : start + rows] = first
             for place, other in zip(wanted, others, strict=True):
                 if other is not None:
                     sum_ = slopes[place]
                     slopes[place] = other if sum_ is None else sum_ + other  # `other` may be that of two parameters
-            totals.append(torch.stack([loss.detach(), nll.detach()]))
+            totals.append(torch.stack([loss, nll]))
         ctx.save_for_backward(slope, *slopes)
         loss, nll = torch.stack(totals).sum(0)
         ctx.mark_non_differentiable(nll)
@@ -137,7 +142,7 @@ class _OutputLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         slope, *slopes = (None if each is None else each * upstream[0].to(each.dtype) for each in ctx.saved_tensors)
-        return None, slope, None, None, *slopes
+        return None, slope, None, None, None, *slopes
 
 
 def output_loss(
@@ -155,6 +160,6 @@ def output_loss(
     if len(hidden) <= rows:
         return part_loss(hidden, target)
     if torch.is_grad_enabled():
-        return _OutputLoss.apply(part_loss, hidden, target, rows, *model.parameters())  # pyright: ignore[reportReturnType]
+        return _OutputLoss.apply(model.logits, hidden, target, smoothing, rows, *model.parameters())  # pyright: ignore[reportReturnType]
     parts = [part_loss(*each) for each in zip(hidden.split(rows), target.split(rows), strict=True)]
     return torch.stack([loss for loss, _ in parts]).sum(), torch.stack([nll for _, nll in parts]).sum()

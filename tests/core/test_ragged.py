@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -42,6 +44,11 @@ def test_every_token_stands_in_its_place(compiled, data):
             padded = ragged.pad(tokens, heads)
             back, turned = ragged.take(padded), ragged.take(wanted.transpose(1, 2))
     assert torch.equal(padded, wanted.transpose(1, 2))
+    with native.off() if not compiled else nullcontext():
+        parts = ragged.pad_parts(tokens, 1, heads)
+        joined = ragged.take_parts(*parts)
+    assert torch.equal(torch.cat(parts, 1), padded)
+    assert torch.equal(joined, tokens)
     assert torch.equal(back, tokens)
     assert torch.equal(turned, tokens)
 
@@ -67,9 +74,13 @@ def test_gradients(compiled, threads):
     padded = torch.randn(3, 2, 4, 3, dtype=torch.float64, requires_grad=True)
     torch.set_num_threads(threads)
     try:
-        with native.off() if not compiled else torch.enable_grad():
-            for function, given_ in ((lambda x: ragged.pad(x, 2), tokens), (ragged.take, padded)):
-                assert torch.autograd.gradcheck(function, given_)
-                assert torch.autograd.gradgradcheck(function, given_)
+        with native.off() if not compiled else nullcontext():
+            for function, inputs in (
+                (lambda x: ragged.pad_parts(x, 1, 2), (tokens,)),
+                (lambda x: ragged.pad(x, 2), (tokens,)),
+                (ragged.take_parts, (padded, padded.detach().transpose(2, 3).contiguous().transpose(2, 3) + 1)),
+            ):
+                assert torch.autograd.gradcheck(function, inputs)
+                assert torch.autograd.gradgradcheck(function, inputs)
     finally:
         torch.set_num_threads(before)

@@ -58,7 +58,7 @@ class MultiHead(Scored, SelfAttention):
         return Memory(self.score.keys(self._split(key)), self._split(value), valid)
 
     def memorize_ragged(self, keys: Float[Tensor, "N D"], ragged: Ragged, valid: Bool[Tensor, "B K"] | None) -> Memory:
-        key, value = (ragged.pad(each, self.heads) for each in self.project_memory(keys).chunk(2, -1))
+        key, value = ragged.pad_parts(self.project_memory(keys), self.heads, 2)
         return Memory(self.score.keys(key), value, valid)
 
     def allocate(self, rows: int, capacity: int, like: Tensor) -> Memory:
