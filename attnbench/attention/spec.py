@@ -64,8 +64,8 @@ class SiteSpec(Spec):
     """`train`: softmax instead of the transform whenever the model is in eval mode (the papers' row "T")."""
     backend: Backend = "auto"
     """`banded` visits no keys but those around a query; `auto` takes it where a pattern leaves out enough for that to
-    pay; `dense` makes all scores. On a GPU `flex` skips blocks of scores by a pattern: `auto` takes it in a decoder's
-    long passes in half precision; `triton` never writes the scores of top-k, sparsemax and entmax."""
+    pay; `dense` makes all scores. On a GPU `flex` skips blocks of scores by a pattern: `auto` takes it in long
+    passes in half precision; `triton` never writes the scores of top-k, sparsemax and entmax."""
 
     @field_validator("budget", mode="before")
     @classmethod

@@ -64,7 +64,7 @@ class Memory(NamedTuple):
     valid: which of them exist; None when all do. filled: how many hold something, in a cache that fills from the left;
     None when all do. written: what each source state gave to each value, where that is another thing than a key and
     maps were asked for. fertility: how much each may receive in all (history.endow), where that is bounded.
-    coverage: what the coverage keeps of the keys.
+    coverage: what the coverage keeps of the keys. right_padded: `valid` is known to hide the right end of rows alone.
     """
 
     keys: Float[Tensor, "B H K E"] | None
@@ -74,3 +74,4 @@ class Memory(NamedTuple):
     written: Float[Tensor, "B S K"] | None = None
     fertility: Float[Tensor, "B K"] | None = None
     coverage: Float[Tensor, "B K G"] | None = None
+    right_padded: bool = False

@@ -153,6 +153,7 @@ class EncoderLayer(nn.Module):
                 memory = self.attention.memorize_ragged(query, ragged, source.valid)
                 return self.attention.answer_ragged(query, ragged, memory, positions)
             memory = self.attention.memorize(query, source.valid, need_weights=maps is not None)
+            memory = memory._replace(right_padded=True)  # as a Source is
             return _note(self.attention(query, memory, positions, need_weights=maps is not None), maps)
 
         states = self.attention_residual(states, attend)

@@ -26,7 +26,7 @@ class Choice(NamedTuple):
     picks: bool = False
 
     def __str__(self) -> str:
-        where = f" ({FLEX_FROM} positions or more, half precision, no mask of keys)" if self.gpu == "flex" else ""
+        where = f" ({FLEX_FROM} positions or more, half precision, padding on the right)" if self.gpu == "flex" else ""
         gpu = f"; on a GPU {self.gpu}{where}" if self.gpu else ""
         steps = "; on a processor steps read the pattern's keys alone" if self.picks else ""
         return f"{self.backend}: {self.why}{gpu}{steps}"

@@ -30,14 +30,14 @@ forward with backward, one sequence (experiments/speed/results/gpu-scaling); sho
 """
 
 
-def pays(query: Float[Tensor, "B H Q E"], keys: int, valid: Bool[Tensor, "B K"] | None) -> bool:
+def pays(query: Float[Tensor, "B H Q E"], keys: int, right_padded: bool) -> bool:
     """Whether `auto` sends a pass over so many keys here.
 
-    Only where no mask is given, as to a decoder's self-attention: whether one hides the right end alone could not be
-    told without waiting for the GPU. And in half precision, in which it was timed.
+    right_padded: no key is masked but at the right end of rows, which could not be told of a mask without waiting for
+    the GPU. And in half precision, in which it was timed.
     """
     length, width = query.shape[2:]
-    full = length == keys >= FROM and valid is None
+    full = length == keys >= FROM and right_padded
     fits = NARROWEST <= width <= fused.WIDEST and width.bit_count() == 1
     return full and fits and query.dtype in (torch.float16, torch.bfloat16) and fused.compiles(query.device)
 

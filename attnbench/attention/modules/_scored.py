@@ -87,7 +87,7 @@ class Scored(nn.Module):
         assert keys is not None  # the modules that score make Memories with keys
         if memory.filled is not None:
             keys, values = keys[:, :, : memory.filled], values[:, :, : memory.filled]
-        kernel = None if need_weights else self._kernel_for(queries, keys, values, memory.valid, positions)
+        kernel = None if need_weights else self._kernel_for(queries, keys, values, memory, positions)
         if kernel is not None:
             return self._by_kernel(kernel, queries, keys, values, memory), None, None
         own = None if need_weights else self._own_keys(memory, positions)
@@ -147,12 +147,13 @@ class Scored(nn.Module):
         return softmax if self.dense_in_eval and not self.training else self.transform
 
     def _kernel_for(
-        self, queries: Tensor, keys: Tensor, values: Tensor, valid: Tensor | None, positions: Positions
+        self, queries: Tensor, keys: Tensor, values: Tensor, memory: Memory, positions: Positions
     ) -> _Kernel | None:
         """The kernels that multiply queries and keys themselves and take this call."""
         backend = self.choice.backend
         if self.choice.gpu == "flex":
-            return "flex" if flex.pays(queries, len(positions.k), valid) else None
+            right = memory.valid is None or memory.right_padded
+            return "flex" if flex.pays(queries, len(positions.k), right) else None
         if self.choice.gpu is not None and queries.is_cuda:
             gpu = "sdpa" if self._normaliser is softmax else self.choice.gpu
             backend = gpu if gpu == "sdpa" or fused.compiles(queries.device) else backend

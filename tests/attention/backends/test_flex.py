@@ -17,6 +17,8 @@ from attnbench.attention.transforms.base import transforms
 from attnbench.attention.transforms.softmax import softmax
 from attnbench.attention.types import Dims, Positions
 from attnbench.core.errors import MissingExtraError
+from attnbench.core.ragged import Ragged
+from attnbench.models.base import Sizes, Source, models
 
 PATTERNS = ("full", "window", "block", "dilated", "global")
 
@@ -86,9 +88,11 @@ def test_a_module_takes_it_for_full_passes_and_the_definition_for_steps():
             torch.testing.assert_close(context[:, 0], whole[:, step], rtol=1e-4, atol=1e-5)
 
 
-def passes(kind, role, length, monkeypatch, *, masked=False, device="cpu", dtype=torch.bfloat16):
+def passes(kind, role, length, monkeypatch, *, masked=None, device="cpu", dtype=torch.bfloat16):
     """Whether `auto` sent a pass to FlexAttention; its context and its gradients, where there are some, are those of
-    the definition."""
+    the definition. masked: `right`, a row that ends early, and the promise that no other key is hidden; `anywhere`, no
+    promise.
+    """
     taken = []
     monkeypatch.setattr(
         flex, "attend", lambda *given, real=flex.attend, **more: taken.append(1) or real(*given, **more)
@@ -98,11 +102,20 @@ def passes(kind, role, length, monkeypatch, *, masked=False, device="cpu", dtype
     plain = MultiHead(site(kind, "dense"), role, 64, Dims(0, 2, 64, 64), 0.0).to(device, dtype)
     plain.load_state_dict(module.state_dict())
     states, at = torch.randn(2, length, 64, device=device, dtype=dtype), torch.arange(length, device=device)
-    valid = torch.ones(2, length, dtype=torch.bool, device=device) if masked else None
+    valid = None if masked is None else torch.ones(2, length, dtype=torch.bool, device=device)
+    if valid is not None:
+        valid[1, length // 2 :] = False
     found, wanted = (
-        each(states, each.memorize(states, valid), Positions(at, at), need_weights=False).context
+        each(
+            states,
+            each.memorize(states, valid)._replace(right_padded=masked == "right"),
+            Positions(at, at),
+            need_weights=False,
+        ).context
         for each in (module, plain)
     )
+    if valid is not None:  # what a query of padding receives means nothing
+        found, wanted = found[valid], wanted[valid]
     torch.testing.assert_close(found, wanted, rtol=2e-2, atol=1e-2)
     if found.requires_grad:
         upstream = torch.randn_like(wanted)
@@ -116,13 +129,14 @@ def passes(kind, role, length, monkeypatch, *, masked=False, device="cpu", dtype
 
 @pytest.mark.parametrize("role", ["encoder_self", "decoder_self"])
 @pytest.mark.parametrize("kind", ["window", "block", "global"])
-def test_auto_takes_it_for_long_passes_in_half_precision_without_a_mask(kind, role, monkeypatch):
+def test_auto_takes_it_for_long_passes_in_half_precision_with_padding_on_the_right_alone(kind, role, monkeypatch):
     monkeypatch.setattr(flex.fused, "compiles", lambda device: True)
     with torch.no_grad():
         assert passes(kind, role, flex.FROM, monkeypatch)
         assert passes(kind, role, flex.FROM + 30, monkeypatch)
         assert not passes(kind, role, flex.FROM - 1, monkeypatch)
-        assert not passes(kind, role, flex.FROM, monkeypatch, masked=True)
+        assert passes(kind, role, flex.FROM, monkeypatch, masked="right")
+        assert not passes(kind, role, flex.FROM, monkeypatch, masked="anywhere")
         assert not passes(kind, role, flex.FROM, monkeypatch, dtype=torch.float32)
 
 
@@ -133,18 +147,44 @@ def test_auto_takes_it_on_a_gpu(kind, role, monkeypatch):
     if not flex.fused.compiles(torch.device("cuda")):
         pytest.skip("kernels are interpreted (TRITON_INTERPRET=0 compiles them), or this GPU is too old for them")
     assert passes(kind, role, flex.FROM + 30, monkeypatch, device="cuda")
+    assert passes(kind, role, flex.FROM + 30, monkeypatch, device="cuda", masked="right")
+
+
+@torch.no_grad()
+def test_an_encoder_promises_that_its_padding_stands_on_the_right(monkeypatch):
+    monkeypatch.setattr(flex.fused, "compiles", lambda device: True)
+    monkeypatch.setattr(Ragged, "of", lambda valid: None)  # as off the processor
+    monkeypatch.setattr(flex, "FROM", 6)
+    seen = []
+    monkeypatch.setattr(
+        flex, "attend", lambda *given, real=flex.attend, **more: seen.append(more["valid"]) or real(*given, **more)
+    )
+    window = {"pattern": {"kind": "window", "n": 3}}
+    spec = models.parse({
+        "kind": "transformer", "layers": 1, "width": 32, "heads": 2, "ffn": 8,
+        "attention": {"encoder_self": window, "decoder_self": window},
+    })  # fmt: skip
+    model = spec.build(Sizes(9, 9, True, 0)).bfloat16().eval()
+    valid = torch.arange(6) < torch.tensor([6, 3])[:, None]
+    words = torch.randint(4, 9, (2, 6)).masked_fill(~valid, 0)
+    memory = model.encode(Source(words, valid))
+    assert len(seen) == 1
+    assert seen[0] is valid
+    model.decode(memory, words)
+    assert seen[1:] == [None]
 
 
 def test_auto_takes_it_neither_without_a_gpu_nor_for_widths_that_it_may_not_know():
     whole = torch.randn(1, 1, flex.FROM, 32).bfloat16()
-    assert not flex.pays(whole, flex.FROM, None)
+    assert not flex.pays(whole, flex.FROM, True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flex.fused, "compiles", lambda device: True)
-        assert flex.pays(whole, flex.FROM, None)
-        assert not flex.pays(whole[:, :, :1], flex.FROM, None)
-        assert not flex.pays(whole.float(), flex.FROM, None)
+        assert flex.pays(whole, flex.FROM, True)
+        assert not flex.pays(whole, flex.FROM, False)
+        assert not flex.pays(whole[:, :, :1], flex.FROM, True)
+        assert not flex.pays(whole.float(), flex.FROM, True)
         for width in (8, 24, 256):
-            assert not flex.pays(whole.new_zeros(1, 1, flex.FROM, width), flex.FROM, None)
+            assert not flex.pays(whole.new_zeros(1, 1, flex.FROM, width), flex.FROM, True)
 
 
 @pytest.mark.parametrize(("changed", "dropout", "gpu"), [
@@ -157,7 +197,7 @@ def test_the_choice_says_so(changed, dropout, gpu):
     choice = choose(site(backend="auto", **changed), "encoder_self", dropout)
     assert choice.backend == "banded"
     assert choice.gpu == gpu
-    said = "; on a GPU flex (512 positions or more, half precision, no mask of keys)"
+    said = "; on a GPU flex (512 positions or more, half precision, padding on the right)"
     assert (said in str(choice)) == (gpu == "flex")
 
 
