@@ -97,10 +97,17 @@ class Seq2SeqModel(nn.Module, ABC):
         """The Memory of a batch: all that decoding needs of the sources, one row each."""
 
     @abstractmethod
-    def decode(self, memory: Any, target_in: Int[Tensor, "B T"], *, need_weights: bool = False) -> Decoded:
+    def decode(
+        self,
+        memory: Any,
+        target_in: Int[Tensor, "B T"],
+        *,
+        valid: Bool[Tensor, "B T"] | None = None,
+        need_weights: bool = False,
+    ) -> Decoded:
         """Every target position at once (teacher forcing); `target_in` begins with BOS and is padded on the right.
-        What is hidden at padding means nothing.
 
+        valid: which positions are no padding; a model may leave the others out, and what is hidden there means nothing.
         With need_weights, `maps` holds every site, the encoder's too when encode() was asked for them.
         """
 

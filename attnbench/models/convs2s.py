@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, Self
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
@@ -228,7 +228,14 @@ class ConvS2S(Seq2SeqModel):
         each = len(self.decoder) // len(self.attention)  # all the layers when they share one attention, else 1
         return list(zip(self.decoder, [*self.attention] * each, memory.cross * each, strict=True))
 
-    def decode(self, memory: ConvS2SMemory, target_in: Int[Tensor, "B T"], *, need_weights: bool = False) -> Decoded:
+    def decode(
+        self,
+        memory: ConvS2SMemory,
+        target_in: Int[Tensor, "B T"],
+        *,
+        valid: Bool[Tensor, "B T"] | None = None,
+        need_weights: bool = False,
+    ) -> Decoded:
         embedded = self.target_embedding(target_in)
         positions = torch.arange(target_in.shape[1], device=target_in.device)
         states, maps = self.expand(embedded), []

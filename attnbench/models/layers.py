@@ -101,7 +101,7 @@ class FeedForward(nn.Module):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
 
-    def forward(self, states: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
+    def forward(self, states: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
         return self.contract(self.dropout(torch.relu_(self.expand(states))))
 
 
@@ -114,7 +114,7 @@ class Residual(nn.Module):
         self.before = norm == "pre"
         self.dropout = Dropout(dropout)
 
-    def forward(self, states: Float[Tensor, "B N D"], sublayer: Callable[[Tensor], Tensor]) -> Float[Tensor, "B N D"]:
+    def forward(self, states: Float[Tensor, "... D"], sublayer: Callable[[Tensor], Tensor]) -> Float[Tensor, "... D"]:
         if self.before:
             return states + self.dropout(sublayer(self.norm(states)))
         return self.norm(states + self.dropout(sublayer(states)))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -199,7 +199,14 @@ class Recurrent(Seq2SeqModel):
             cross = cross._replace(fertility=endow(self.fertility(source), source.valid))
         return RecurrentMemory(initial, cross)
 
-    def decode(self, memory: RecurrentMemory, target_in: Int[Tensor, "B T"], *, need_weights: bool = False) -> Decoded:
+    def decode(
+        self,
+        memory: RecurrentMemory,
+        target_in: Int[Tensor, "B T"],
+        *,
+        valid: Bool[Tensor, "B T"] | None = None,
+        need_weights: bool = False,
+    ) -> Decoded:
         embedded = self.dropout(self.table(target_in))
         if self.at_once:
             states, _ = _run(self.decoder, embedded, memory.initial)

@@ -243,7 +243,7 @@ class Transformer(Seq2SeqModel):
 
     def __init__(self, spec: TransformerSpec, sizes: Sizes) -> None:
         super().__init__()
-        self.target_vocab, self.max_length, self.pad = sizes.target_vocab, spec.max_length, sizes.pad
+        self.target_vocab, self.max_length = sizes.target_vocab, spec.max_length
         source, target = embedding_tables(sizes, spec.width, spec.tie)
         self.source_embedding = Embedding(source, spec.positions, spec.max_length, spec.dropout)
         self.target_embedding = Embedding(target, spec.positions, spec.max_length, spec.dropout)
@@ -281,10 +281,15 @@ class Transformer(Seq2SeqModel):
         return TransformerMemory(tuple(cross), maps)
 
     def decode(
-        self, memory: TransformerMemory, target_in: Int[Tensor, "B T"], *, need_weights: bool = False
+        self,
+        memory: TransformerMemory,
+        target_in: Int[Tensor, "B T"],
+        *,
+        valid: Bool[Tensor, "B T"] | None = None,
+        need_weights: bool = False,
     ) -> Decoded:
         states = self.target_embedding(target_in)
-        ragged = None if need_weights else Ragged.of(_held(target_in, self.pad))
+        ragged = None if need_weights or valid is None else Ragged.of(valid)
         if ragged is not None:
             states = ragged.take(states.unsqueeze(1))
         length, device = target_in.shape[1], target_in.device
@@ -335,11 +340,6 @@ def _move(cache: Memory, rows: Int[Tensor, "R"], shared: int) -> None:
     for held in (cache.keys, cache.values):
         if held is not None:
             relocate(held[:, :, shared : cache.filled], moved, rows[moved])
-
-
-def _held(target: Int[Tensor, "B T"], pad: int) -> Bool[Tensor, "B T"]:
-    """True up to the last token of each row that is no padding."""
-    return (target != pad).flip(1).cumsum(1).flip(1) > 0
 
 
 def _dims(spec: TransformerSpec, layer: int, longest_source: int | None) -> Dims:

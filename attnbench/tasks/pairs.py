@@ -114,7 +114,8 @@ class PairTask(ABC):
         rows = batch.target_valid.flatten().nonzero()[:, 0]  # padding never reaches the vocabulary
         batch, rows = to_device((batch, rows), next(model.parameters()).device)
         memory = model.encode(source_of(batch))
-        hidden = model.decode(memory, batch.target_in).hidden.flatten(0, 1).index_select(0, rows)
+        hidden = model.decode(memory, batch.target_in, valid=batch.target_valid).hidden.flatten(0, 1)
+        hidden = hidden.index_select(0, rows)
         return Loss(*output_loss(model, hidden, batch.target_out.flatten().index_select(0, rows), smoothing))
 
     @torch.no_grad()

@@ -337,6 +337,25 @@ def test_select_batch_commutes_with_decode(raw):
 
 
 @EACH
+def test_padding_of_the_target_may_be_left_out(raw):
+    """Values and gradients; what stands at padding means nothing."""
+    model = build(raw)
+    source, target_in, valid = batch()
+    found = model.decode(model.encode(source), target_in, valid=valid).hidden[valid]
+    wanted = model.decode(model.encode(source), target_in).hidden[valid]
+    close(found, wanted)
+    upstream = torch.linspace(-1, 1, wanted.numel(), dtype=wanted.dtype).view_as(wanted)
+    given = list(model.parameters())
+    for mine, theirs in zip(
+        torch.autograd.grad(found, given, upstream, allow_unused=True),
+        torch.autograd.grad(wanted, given, upstream, allow_unused=True), strict=True,
+    ):  # fmt: skip
+        assert (mine is None) == (theirs is None)
+        if mine is not None and theirs is not None:
+            close(mine, theirs)
+
+
+@EACH
 def test_gradients_reach_every_parameter_and_are_finite(raw):
     model = build(raw).train()
     source, target_in, valid = batch()

@@ -45,7 +45,7 @@ class Toy(Seq2SeqModel):
             key = torch.where(valid, (key * 31 + token + 7) % ROWS, key)
         return ToyMemory(key)
 
-    def decode(self, memory, target_in, *, need_weights=False):
+    def decode(self, memory, target_in, *, valid=None, need_weights=False):
         key, keys = memory.key, []
         for token in target_in.T:
             key = (key * 31 + token + 1) % ROWS
