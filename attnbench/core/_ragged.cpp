@@ -29,6 +29,7 @@ void attnbench_pad(const char* tokens, int64_t stride, const int64_t* place, con
     }
 }
 
+// at: where each token stands, as b * S + s. stride: bytes from one token of the output to the next
 void attnbench_take(
     const Padded* padded, const int64_t* at, int64_t count, char* tokens, int64_t stride, int threads
 ) {

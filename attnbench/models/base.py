@@ -30,7 +30,7 @@ Wanted = bool | Literal["cross"]
 
 @dataclass(frozen=True)
 class Source:
-    """A batch of sources, padded on the right.
+    """A batch of sources, padded on the right; `valid` that hides other places may end in a failed assertion on a GPU.
 
     fertility: how many target words each position is aligned to, at least 1, where that is known.
     """
@@ -107,7 +107,8 @@ class Seq2SeqModel(nn.Module, ABC):
     ) -> Decoded:
         """Every target position at once (teacher forcing); `target_in` begins with BOS and is padded on the right.
 
-        valid: which positions are no padding; a model may leave the others out, and what is hidden there means nothing.
+        valid: which positions are no padding, from the left on; a model may leave the others out, and what is hidden
+        there means nothing.
         With need_weights, `maps` holds every site, the encoder's too when encode() was asked for them.
         """
 

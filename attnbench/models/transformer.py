@@ -146,7 +146,7 @@ class EncoderLayer(nn.Module):
         ragged: Ragged | None,
         maps: list[Tensor] | None,
     ) -> Float[Tensor, "... D"]:
-        """ragged: of states without their padding; then no weights are told."""
+        """ragged: where `states` are tokens without padding, [N, D]; then no weights are told."""
 
         def attend(query: Tensor) -> Tensor:
             if ragged is not None:
@@ -185,7 +185,7 @@ class DecoderLayer(nn.Module):
         ragged: Ragged | None,
         maps: Maps | None,
     ) -> Float[Tensor, "... D"]:
-        """ragged: of states without their padding; then no weights are told."""
+        """ragged: where `states` are tokens without padding, [N, D]; then no weights are told."""
 
         def attend(query: Tensor) -> Tensor:
             if ragged is not None:
@@ -289,6 +289,8 @@ class Transformer(Seq2SeqModel):
         need_weights: bool = False,
     ) -> Decoded:
         states = self.target_embedding(target_in)
+        if valid is not None and valid.shape != target_in.shape:
+            raise ValueError(f"valid {tuple(valid.shape)} does not belong to a target {tuple(target_in.shape)}")
         ragged = None if need_weights or valid is None else Ragged.of(valid)
         if ragged is not None:
             states = ragged.take(states.unsqueeze(1))

@@ -127,6 +127,7 @@ class _OutputLoss(torch.autograd.Function):
             first, *others = torch.autograd.grad(
                 logits, [part, *(parameters[place] for place in wanted)], gradient, allow_unused=True
             )
+            del logits, gradient  # or they would be there beside those of the next part
             slope[start : start + rows] = first
             for place, other in zip(wanted, others, strict=True):
                 if other is not None:

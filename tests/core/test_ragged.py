@@ -10,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnbench.core import native
+from attnbench.core import ragged as module
 from attnbench.core.ragged import Ragged
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
+WITHOUT = pytest.mark.skipif(native.load(module._SOURCE) is None, reason="no C++ compiler: torch operations serve")
+COMPILED = [pytest.param(True, marks=WITHOUT), False]
 
 
 def ragged_of(valid: torch.Tensor) -> Ragged:
@@ -23,7 +26,7 @@ def ragged_of(valid: torch.Tensor) -> Ragged:
 
 @settings(max_examples=80, deadline=None)
 @given(st.data())
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("compiled", COMPILED)
 def test_every_token_stands_in_its_place(compiled, data):
     rows, length, heads, width = (data.draw(st.integers(1, most)) for most in (5, 7, 3, 5))
     cells = st.lists(st.booleans(), min_size=rows * length, max_size=rows * length)
@@ -67,7 +70,7 @@ def test_rows_of_padding_alone():
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("compiled", COMPILED)
 def test_gradients(compiled, threads):
     before, ragged = torch.get_num_threads(), ragged_of(torch.arange(4) < torch.tensor([3, 0, 4])[:, None])
     tokens = torch.randn(7, 6, dtype=torch.float64, requires_grad=True)
@@ -84,3 +87,46 @@ def test_gradients(compiled, threads):
                 assert torch.autograd.gradgradcheck(function, inputs)
     finally:
         torch.set_num_threads(before)
+
+
+@WITHOUT
+def test_the_compiled_path_is_taken(monkeypatch):
+    called = []
+    monkeypatch.setattr(module, "_call", lambda *given, real=module._call: called.append(1) or real(*given))
+    ragged = ragged_of(torch.tensor([[True, False]]))
+    tokens = torch.randn(1, 4, requires_grad=True)
+    ragged.take(ragged.pad(tokens, 2)).backward(torch.randn(1, 4))
+    assert len(called) == 4
+
+
+@pytest.mark.parametrize("compiled", COMPILED)
+@pytest.mark.parametrize(("attempt", "words"), [
+    (lambda ragged: ragged.pad(torch.randn(2, 4)), r"3 tokens stand in this batch.*\(2, 4\)"),
+    (lambda ragged: ragged.pad(torch.randn(3, 4), 3), "a multiple of 3"),
+    (lambda ragged: ragged.pad_parts(torch.randn(3, 6), 2, 2), "a multiple of 4"),
+    (lambda ragged: ragged.take(torch.randn(2, 1, 1, 4)), "2 rows of 2; given is"),
+    (lambda ragged: ragged.take(torch.randn(1, 1, 2, 4)), "2 rows of 2; given is"),
+    (lambda ragged: ragged.take_parts(torch.randn(2, 1, 2, 4), torch.randn(2, 1, 2, 3)), "these differ"),
+    (lambda ragged: ragged.take_parts(torch.randn(2, 1, 2, 4), torch.randn(2, 1, 2, 4).double()), "these differ"),
+])  # fmt: skip
+def test_what_does_not_belong_to_the_batch_is_refused(compiled, attempt, words):
+    ragged = ragged_of(torch.tensor([[True, True], [True, False]]))
+    with nullcontext() if compiled else native.off(), pytest.raises(ValueError, match=words):
+        attempt(ragged)
+
+
+def test_places_lie_on_the_processor_whatever_the_default():
+    with torch.device("meta"):
+        ragged = ragged_of(torch.tensor([[True, False]], device="cpu"))
+    assert ragged.token.device.type == ragged.at.device.type == "cpu"
+    assert ragged.pad(torch.empty(1, 4, device="meta")).device.type == "meta"  # shapes alone, nothing is read
+
+
+def test_an_upstream_gradient_that_repeats_one_number():
+    ragged = ragged_of(torch.tensor([[True, False], [True, True]]))
+    tokens = torch.randn(3, 4, requires_grad=True)
+    ragged.pad(tokens, 2).sum().backward()
+    assert torch.equal(tokens.grad, torch.ones(3, 4))
+    padded = torch.randn(2, 2, 2, 2, requires_grad=True)
+    ragged.take(padded).sum().backward()
+    assert torch.equal(padded.grad, torch.tensor([[1.0, 0.0], [1.0, 1.0]])[:, None, :, None].expand(2, 2, 2, 2))

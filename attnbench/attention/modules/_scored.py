@@ -152,8 +152,8 @@ class Scored(nn.Module):
         """The kernels that multiply queries and keys themselves and take this call."""
         backend = self.choice.backend
         if self.choice.gpu == "flex":
-            right = memory.valid is None or memory.right_padded
-            return "flex" if flex.pays(queries, len(positions.k), right) else None
+            right_padded = memory.valid is None or memory.right_padded
+            return "flex" if flex.pays(queries, len(positions.k), right_padded) else None
         if self.choice.gpu is not None and queries.is_cuda:
             gpu = "sdpa" if self._normaliser is softmax else self.choice.gpu
             backend = gpu if gpu == "sdpa" or fused.compiles(queries.device) else backend

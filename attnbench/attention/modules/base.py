@@ -60,7 +60,7 @@ class Attention(nn.Module, ABC):
         """
 
     def memorize_ragged(self, keys: Float[Tensor, "N D"], ragged: Ragged, valid: Bool[Tensor, "B K"] | None) -> Memory:
-        """`memorize` of keys without their padding."""
+        """`memorize` of keys without their padding. valid: as there; None where causality hides the padding."""
         return self.memorize(ragged.pad(keys).squeeze(1), valid)
 
     def answer_ragged(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -29,13 +29,6 @@ class MultiHead(Scored, SelfAttention):
             nn.init.xavier_uniform_(projection.weight)
             nn.init.zeros_(projection.bias)
 
-    def __init_subclass__(cls, **given: Any) -> None:
-        super().__init_subclass__(**given)
-        for name in ("memorize", "forward"):  # what a subclass does otherwise it does without padding, too
-            if name in vars(cls):
-                ragged = _RAGGED[name]
-                setattr(cls, ragged, vars(cls).get(ragged, getattr(SelfAttention, ragged)))
-
     def _split(self, states: Float[Tensor, "B N D"]) -> Float[Tensor, "B H N E"]:
         return states.unflatten(-1, (self.heads, -1)).transpose(1, 2).contiguous()  # or each product copies it anew
 
@@ -58,6 +51,9 @@ class MultiHead(Scored, SelfAttention):
         return Memory(self.score.keys(self._split(key)), self._split(value), valid)
 
     def memorize_ragged(self, keys: Float[Tensor, "N D"], ragged: Ragged, valid: Bool[Tensor, "B K"] | None) -> Memory:
+        """Projects the tokens alone, unless a subclass has its own `memorize`, which is called then."""
+        if type(self).memorize is not MultiHead.memorize:
+            return super().memorize_ragged(keys, ragged, valid)
         key, value = ragged.pad_parts(self.project_memory(keys), self.heads, 2)
         return Memory(self.score.keys(key), value, valid)
 
@@ -95,11 +91,12 @@ class MultiHead(Scored, SelfAttention):
     def answer_ragged(
         self, query: Float[Tensor, "N D"], ragged: Ragged, memory: Memory, positions: Positions
     ) -> Float[Tensor, "N D2"]:
+        """Projects the tokens alone, by the projections' own hooks but not this module's, unless a subclass has its own
+        `forward`, which is called then."""
+        if type(self).forward is not MultiHead.forward:
+            return super().answer_ragged(query, ragged, memory, positions)
         queries = ragged.pad(self.project_query(query), self.heads)
         return self.project_context(ragged.take(self.mix(queries, memory, positions, None, False)[0]))
-
-
-_RAGGED = {"memorize": "memorize_ragged", "forward": "answer_ragged"}
 
 
 @modules.register

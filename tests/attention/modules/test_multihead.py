@@ -261,7 +261,8 @@ def test_every_combination_was_tried():
 
 
 @pytest.mark.parametrize("name", ["memorize", "forward"])
-def test_what_a_subclass_changes_holds_without_padding_too(name):
+@pytest.mark.parametrize("mixed_in", [False, True])
+def test_what_a_subclass_changes_holds_without_padding_too(name, mixed_in):
     def doubled(self, *given, **more):
         found = getattr(MultiHead, name)(self, *given, **more)
         return (
@@ -269,7 +270,10 @@ def test_what_a_subclass_changes_holds_without_padding_too(name):
         )
 
     module = build(role="encoder_self")[1]
-    module.__class__ = type("Doubled", (MultiHead,), {name: doubled})
+    mixin = type("Mixin", (), {name: doubled})
+    module.__class__ = type(
+        "Doubled", (mixin, MultiHead) if mixed_in else (MultiHead,), {} if mixed_in else {name: doubled}
+    )
     query, keys, valid, positions = states("encoder_self", (6, 4, 1))
     ragged = Ragged.of(valid)
     wanted = module(query, module.memorize(keys, valid), positions).context[valid]
