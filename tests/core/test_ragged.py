@@ -14,8 +14,10 @@ from attnbench.core import ragged as module
 from attnbench.core.ragged import Ragged
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
-WITHOUT = pytest.mark.skipif(native.load(module._SOURCE) is None, reason="no C++ compiler: torch operations serve")
-COMPILED = [pytest.param(True, marks=WITHOUT), False]
+NEEDS_COMPILER = pytest.mark.skipif(
+    native.load(module._SOURCE) is None, reason="no C++ compiler: torch operations serve"
+)
+COMPILED = [pytest.param(True, marks=NEEDS_COMPILER), False]
 
 
 def ragged_of(valid: torch.Tensor) -> Ragged:
@@ -39,13 +41,9 @@ def test_every_token_stands_in_its_place(compiled, data):
     wanted = torch.zeros(rows, length, heads, width, dtype=dtype)
     wanted[valid] = tokens.reshape(count, heads, width)
     ragged = ragged_of(valid)
-    if compiled:
+    with nullcontext() if compiled else native.off():
         padded = ragged.pad(tokens, heads)
         back, turned = ragged.take(padded), ragged.take(wanted.transpose(1, 2))
-    else:
-        with native.off():
-            padded = ragged.pad(tokens, heads)
-            back, turned = ragged.take(padded), ragged.take(wanted.transpose(1, 2))
     assert torch.equal(padded, wanted.transpose(1, 2))
     with native.off() if not compiled else nullcontext():
         parts = ragged.pad_parts(tokens, 1, heads)
@@ -89,7 +87,7 @@ def test_gradients(compiled, threads):
         torch.set_num_threads(before)
 
 
-@WITHOUT
+@NEEDS_COMPILER
 def test_the_compiled_path_is_taken(monkeypatch):
     called = []
     monkeypatch.setattr(module, "_call", lambda *given, real=module._call: called.append(1) or real(*given))

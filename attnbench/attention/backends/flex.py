@@ -26,7 +26,8 @@ NARROWEST = 16
 """Width of a head that it takes, at least."""
 FROM = 512
 """Positions from which `auto` takes it on a GPU. There an H100 needs 0.22 to 0.39 of the definition's time in bfloat16,
-forward with backward, one sequence (experiments/speed/results/gpu-scaling); shorter passes are not worth compiling for.
+forward with backward, one sequence without padding (experiments/speed/results/gpu-scaling); shorter passes are not
+worth compiling for.
 """
 
 
