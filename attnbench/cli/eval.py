@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,8 @@ import typer
 from attnbench.cli import common
 
 if TYPE_CHECKING:
+    from attnbench.data.alignment.links import Gold
+    from attnbench.data.alignment.tools import Sides
     from attnbench.experiment.evaluation import Trained
 
 
@@ -40,6 +43,10 @@ def evaluate(
     """
     from attnbench.core.errors import SpecError
     from attnbench.core.files import cache_root
+    from attnbench.core.spec import unknown
+    from attnbench.data.alignment.links import read_gold
+    from attnbench.data.alignment.tools import Sides, read_sides
+    from attnbench.data.datasets.base import SPLITS
     from attnbench.experiment.evaluation import load_trained, score_split, translate
 
     if gold is not None and align is None:
@@ -49,18 +56,23 @@ def evaluate(
     given = [name for name, value in (("--align", align), ("--input", text), ("--split", split)) if value is not None]
     if len(given) > 1:
         raise SpecError(f"{' and '.join(given)} exclude each other: each names a text of its own")
+    split = split or "test"
+    if split not in SPLITS:
+        raise SpecError(f"--split: {unknown('split', split, SPLITS)}")
+    lines = common.read_lines(text) if text is not None else []
+    sides = read_sides(*align) if align is not None else Sides([], [])
+    right = read_gold(gold, *sides, first=gold_first) if gold is not None else None
     trained = load_trained(cell, overrides or [], cache_root(), device=device, step=step)
     if text is not None:
-        lines = translate(trained, common.read_lines(text))
+        lines = translate(trained, lines)
         if as_json:
             common.emit_json({"steps": trained.steps, "translations": lines})
         else:
             sys.stdout.writelines(f"{line}\n" for line in lines)
         return
     if align is not None:
-        _judge(trained, align, gold, gold_first, as_json=as_json)
+        _judge(trained, sides, right, as_json=as_json)
         return
-    split = split or "test"
     metrics = score_split(trained, split)
     if as_json:
         common.emit_json(
@@ -73,15 +85,12 @@ def evaluate(
         out.print(f"{split}/{name} {value:.4f} {signature}".rstrip(), markup=False)
 
 
-def _judge(trained: Trained, text: tuple[Path, Path], gold: Path | None, first: int, *, as_json: bool) -> None:
+def _judge(trained: Trained, sides: Sides, gold: Sequence[Gold] | None, *, as_json: bool) -> None:
     """Links by attention; with gold ones, the error rates of links and of weights instead."""
-    from attnbench.data.alignment.links import format_links, read_gold
-    from attnbench.data.alignment.tools import read_sides
+    from attnbench.data.alignment.links import format_links
     from attnbench.metrics.alignment import alignment_error_rate, attention_links, soft_alignment_error_rate
     from attnbench.tasks.attention import word_attention
 
-    sides = read_sides(*text)
-    right = read_gold(gold, *sides, first=first) if gold else []
     weights = word_attention(trained.model, trained.data, *sides)
     links = [attention_links(table) for table in weights]
     if gold is None:
@@ -91,7 +100,7 @@ def _judge(trained: Trained, text: tuple[Path, Path], gold: Path | None, first: 
         else:
             sys.stdout.writelines(f"{line}\n" for line in lines)
         return
-    sure, possible = [each.sure for each in right], [each.possible for each in right]
+    sure, possible = [each.sure for each in gold], [each.possible for each in gold]
     soft = soft_alignment_error_rate(weights, sure, possible)
     scores = {**alignment_error_rate(links, sure, possible)._asdict(), "saer": soft.aer}
     if as_json:

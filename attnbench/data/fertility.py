@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from attnbench.core.errors import DataError
@@ -30,18 +29,19 @@ def with_fertilities(data: Data) -> Data:
     """The same data, whose batches have fertilities: of forward alignments between tokens as the model sees them, EOS
     being the sink (Malaviya et al. 2018). The aligner learns from the training split. Made once, then kept."""
     folder = data.path / f"fertility-{VERSION}"
-    with kept(folder):
-        if not folder.exists():
-            _write_fertilities(data, folder)
+    make_once(folder, lambda: _write_fertilities(data, folder))
     return Data(data.path, data.manifest, data.recipe, fertilities=folder)
 
 
-@contextmanager
-def kept(path: Path) -> Iterator[None]:
-    """One process at a time makes `path`, beside the prepared data. Raises DataError where nothing can be written."""
+def make_once(path: Path, make: Callable[[], object]) -> None:
+    """Make `path`, beside the prepared data, unless it is there; of processes that want it at once, one does. Raises
+    DataError where it is not there and nothing can be written."""
+    if path.exists():  # what is complete may stand where nothing can be written
+        return
     try:
         with making(path):
-            yield
+            if not path.exists():
+                make()
     except OSError as error:
         raise DataError(
             f"{error.filename or path}: {error.strerror or error}; alignments are kept beside the prepared data: make "
@@ -79,11 +79,13 @@ def word_aligner(data: Data, *, lowercase: bool) -> Aligner:
     Source lines end with SINK, here and where it is asked.
     """
     path = data.path / f"aligner-{VERSION}{'-lc' if lowercase else ''}.npz"
-    with kept(path):
-        if not path.exists():
-            train = data.split("train")
-            log.info("aligning %s pairs for the DROP-score", f"{len(train):,}")
-            Aligner.train(with_sink(train.source), list(train.target), lowercase=lowercase).save(path)
+
+    def learn() -> None:
+        train = data.split("train")
+        log.info("aligning %s pairs for the DROP-score", f"{len(train):,}")
+        Aligner.train(with_sink(train.source), list(train.target), lowercase=lowercase).save(path)
+
+    make_once(path, learn)
     return Aligner.load(path)
 
 

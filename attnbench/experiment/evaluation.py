@@ -15,7 +15,7 @@ from attnbench.core.errors import DataError, SpecError
 from attnbench.core.spec import spec_error, unknown
 from attnbench.data.corpus import Data
 from attnbench.experiment.grid import override_document, read_document
-from attnbench.experiment.pipeline import build_model, require_same_data
+from attnbench.experiment.pipeline import build_model, require_prepared, require_same_data
 from attnbench.experiment.spec import CellSpec
 from attnbench.tasks.base import EVAL_TOKENS, Metrics, Task
 from attnbench.train.onednn import use_onednn_float32
@@ -51,9 +51,7 @@ def load_trained(
         spec = CellSpec.model_validate(document.raw)
     except ValidationError as error:
         raise spec_error(error, document.source, document.lines) from None
-    at = spec.task.data_path(cache)
-    if not (at / "manifest.json").is_file():
-        raise DataError(f"the data are not prepared ({at}); run `attnbench prepare {folder / 'spec.yaml'}`")
+    at = require_prepared(spec, cache, str(folder / "spec.yaml"))
     require_same_data(folder, at)
     keep_freed_memory()
     use_onednn_float32()
@@ -84,7 +82,9 @@ def _load(model: torch.nn.Module, checkpoints: Path, spec: CellSpec, step: int |
         load_average(model, checkpoints, chosen)
         return chosen
     best = chosen[0] if (checkpoints.parent / "result.json").exists() else _best(checkpoints, steps[-1])
-    load_weights(model, weights_path(checkpoints, best if best in steps else steps[-1]))
+    if best not in steps:
+        raise DataError(f"{checkpoints}: the best checkpoint, step {best}, is gone; choose one with --step")
+    load_weights(model, weights_path(checkpoints, best))
     return [best]
 
 

@@ -7,7 +7,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from attnbench.attention.backends.base import chosen
 from attnbench.core.errors import AttnbenchError, DataError
 from attnbench.core.files import read_jsonl, write_json
 from attnbench.core.seeding import derive, seed_everything
+from attnbench.data.prepare import read_manifest
 from attnbench.experiment.environment import environment
 from attnbench.experiment.grid import Cell
 from attnbench.experiment.run import Run
@@ -78,6 +79,15 @@ def _size(model: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
+def require_prepared(spec: CellSpec, cache: Path, written: str = "on the spec") -> Path:
+    """The folder of the cell's prepared data. Raises DataError where they are not prepared; written: where the spec
+    stands."""
+    found = spec.task.prepared(cache)
+    if found is None:
+        raise DataError(f"{spec.task.data_path(cache)}: the data are not prepared; run attnbench prepare {written}")
+    return found
+
+
 def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, Any]:
     """Train (or go on training) the cell, evaluate it, and write its result; returns the result.
 
@@ -93,11 +103,10 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     runtime = choose_runtime(device, spec.train.precision)
     if runtime.precision != spec.train.precision:
         listen({"event": "products in float32 in place of bfloat16, for which this device has no instructions"})
-    at = spec.task.data_path(place.cache)
-    if not (at / "manifest.json").is_file():
-        raise DataError(f"the data are not prepared ({at}); run `attnbench prepare` on this spec first")
+    at = require_prepared(spec, place.cache)
     data, task = spec.task.open(at), spec.task.bind()
     require_same_data(run.folder, at)
+    note_data(run.folder, at)
     model = build_model(spec).to(device)
     task.check(model, data)
     done = checkpoint_steps(run.checkpoints)
@@ -152,20 +161,16 @@ def _weights_name(steps: list[int]) -> str:
     return f"step {steps[0]}" if len(steps) == 1 else f"the mean of {len(steps)} checkpoints up to step {steps[-1]}"
 
 
-def evaluate(
-    task: Any, model: torch.nn.Module, data: Any, spec: CellSpec, run: Run, splits: Iterable[str] = ("valid", "test")
-) -> dict[str, Metrics]:
-    """Scores of each split, and under `attention` what attention did on the validation split. Always float32."""
+def evaluate(task: Any, model: torch.nn.Module, data: Any, spec: CellSpec, run: Run) -> dict[str, Metrics]:
+    """Scores of both held-out splits, and under `attention` what it did on the validation split. Always float32."""
     searcher = spec.search.build()
     parts: dict[str, Metrics] = {}
-    for split in splits:
+    for split in ("valid", "test"):
         parts[split] = task.evaluate(model, data, split, searcher, EVAL_TOKENS)
         for ending, lines in parts[split].outputs.items():
             run.output(f"{split}.{ending}", lines)
     with torch.no_grad():
-        values = task.validate(model, data, "valid", EVAL_TOKENS)
-    if "valid" in parts:
-        parts["valid"].values.update(values)
+        parts["valid"].values.update(task.validate(model, data, "valid", EVAL_TOKENS))
     parts["attention"] = task.inspect(model, data, "valid", EVAL_TOKENS)
     return parts
 
@@ -214,17 +219,25 @@ def _result(
 
 
 def require_same_data(folder: Path, data: Path) -> None:
-    """Note beside the checkpoints what they are trained on; raise AttnbenchError if that has changed since."""
-    note, content = folder / "checkpoints" / "data.json", content_sha256(data)
-    if not note.exists():
-        write_json(note, {"content_sha256": content})
-    elif json.loads(note.read_text(encoding="utf-8")).get("content_sha256") != content:
+    """Raise AttnbenchError if a cell was begun with other data than these."""
+    note = _data_note(folder)
+    if note.exists() and json.loads(note.read_text(encoding="utf-8")).get("content_sha256") != content_sha256(data):
         raise AttnbenchError(f"{folder}: the prepared data have changed since this cell began; run it with --fresh")
+
+
+def note_data(folder: Path, data: Path) -> None:
+    """Note beside the checkpoints of a cell what they are trained on."""
+    if not _data_note(folder).exists():
+        write_json(_data_note(folder), {"content_sha256": content_sha256(data)})
+
+
+def _data_note(folder: Path) -> Path:
+    return folder / "checkpoints" / "data.json"
 
 
 def content_sha256(data: Path) -> str:
     """One hash of what the splits hold: equal wherever they were prepared, whatever with."""
-    files = json.loads((data / "manifest.json").read_text(encoding="utf-8")).get("files", {})
+    files = read_manifest(data)["files"]
     splits = {name: file["sha256"] for name, file in files.items() if name.endswith((".ids", ".txt", ".raw"))}
     return hashlib.sha256(json.dumps(splits, sort_keys=True).encode()).hexdigest()
 

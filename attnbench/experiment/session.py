@@ -14,6 +14,7 @@ from rich.console import Console
 
 from attnbench.core.errors import AttnbenchError
 from attnbench.core.files import dump_yaml, write_lines
+from attnbench.data.prepare import read_manifest
 from attnbench.experiment.executor import Outcome, choose_executor
 from attnbench.experiment.grid import Cell, Document, Experiment, expand, override_document, read_document
 from attnbench.experiment.pipeline import Listener, Place, content_sha256, count_parameters
@@ -135,11 +136,12 @@ def _elsewhere(experiment: Experiment, settings: Settings) -> list[Path]:
 
 
 def _prepared(cell: Cell, settings: Settings) -> bool:
-    return (cell.spec.task.data_path(settings.cache) / "manifest.json").is_file()
+    return cell.spec.task.prepared(settings.cache) is not None
 
 
 def _content(cell: Cell, settings: Settings) -> str | None:
-    return content_sha256(cell.spec.task.data_path(settings.cache)) if _prepared(cell, settings) else None
+    data = cell.spec.task.prepared(settings.cache)
+    return None if data is None else content_sha256(data)
 
 
 def _made_from(folder: Path) -> str | None:
@@ -178,7 +180,7 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
                 "done": own or origin is not None,
                 "taken_from": None if origin is None else str(origin),
                 "data": str(cell.spec.task.data_path(settings.cache)),
-                "data_ready": (cell.spec.task.data_path(settings.cache) / "manifest.json").is_file(),
+                "data_ready": _prepared(cell, settings),
             }
         )
     return {
@@ -208,8 +210,4 @@ def prepare_named(what: str, overrides: Sequence[str], settings: Settings) -> li
         cells = expand(document).cells
     prepare_data(cells, settings)
     folders = dict.fromkeys(cell.spec.task.data_path(settings.cache) for cell in cells)
-    return [{"path": str(folder), "splits": _splits(folder)} for folder in folders]
-
-
-def _splits(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["splits"]
+    return [{"path": str(folder), "splits": read_manifest(folder)["splits"]} for folder in folders]

@@ -37,8 +37,8 @@ def take_training(cell: Cell, run: Run, cache: Path) -> Path | None:
 
     Returns the folder they are from, None where there is none. Training then goes on from its end, which is no update.
     """
-    data = cell.spec.task.data_path(cache)
-    if checkpoint_steps(run.checkpoints) or not (data / "manifest.json").is_file():
+    data = cell.spec.task.prepared(cache)
+    if data is None or checkpoint_steps(run.checkpoints):
         return None
     content, wanted = content_sha256(data), training_digest(cell.spec)
     for folder in sorted(run.folder.parent.iterdir()):

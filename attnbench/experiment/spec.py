@@ -56,8 +56,6 @@ class CellSpec(Spec):
                 f"search.coverage asks what each source word has received, and this '{self.model.kind}' attends to "
                 "nothing; drop it, or give the model attention"
             )
-        if self.train.select == "bleu" and not self.train.validate_bleu:
-            raise ValueError("train.select 'bleu' needs train.validate_bleu: true")
         return self
 
 
@@ -118,7 +116,7 @@ class CompareSpec(Spec):
     where: dict[str, str | int] = Field(default_factory=dict)
     """Fields that a row of the file must have: table, dataset, metric, ..."""
     map: dict[str, str | int] = Field(default_factory=dict)
-    """Our row label -> the paper's system (or its k)."""
+    """Our row label -> the paper's system (or its k); left out: rows are called as the paper's systems are."""
 
 
 class TableSpec(Spec):

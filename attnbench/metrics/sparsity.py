@@ -32,7 +32,8 @@ class Sparsity:
 
     @property
     def attended(self) -> float | None:
-        """Mean number of keys with a weight above 0; None before the first valid row."""
+        """Mean number of keys with a weight above 0, which one that underflows has not; None before the first valid
+        row."""
         return self._attended / self.rows if self.rows else None
 
     @property

@@ -21,6 +21,8 @@ BESIDE = {
     "train/seconds_per_epoch": "seconds_per_epoch",
     "best/epoch": "epochs_to_converge",
     "params": "parameters",
+    "test/rep": "REP",
+    "test/drop": "DROP",
 }
 """Our metric -> what reported.yaml calls it, of the metrics that stand beside the chosen one."""
 
@@ -109,6 +111,7 @@ class Comparison:
     def find(self, names: Sequence[str], budget: object, metric: str | None = None) -> Reported | None:
         """The paper's number for the row that answers to one of `names`, at `budget` (None: the row has none).
 
+        At budget inf every method is the dense model, which a paper may have under a name of its own.
         metric: one of the paper's metrics instead of the chosen one. None where no row, or more than one, answers.
         """
         chosen = next((self.systems[name] for name in names if name in self.systems), None)
@@ -118,9 +121,13 @@ class Comparison:
         if metric is not None:
             where["metric"] = metric
             where.pop("split", None)
-        found = [row for row in self.rows if all(_text(getattr(row, key, None)) == want for key, want in where.items())]
-        k = chosen if self.key == "k" else "full" if budget in (None, "inf", float("inf")) else str(budget)
+        found = [row for row in self.rows if _meets(row, where)]
+        endless = budget in ("inf", float("inf"))
+        k = chosen if self.key == "k" else "full" if budget is None or endless else str(budget)
         answers = [row for row in found if row.k == k] or [row for row in found if row.k is None]
+        if endless and not answers and self.key == "system":
+            del where["system"]
+            answers = [row for row in self.rows if row.k == "full" and _meets(row, where)]
         return answers[0] if len(answers) == 1 else None
 
     def of(self, row: Row, metric: str | None = None) -> Reported | None:
@@ -129,6 +136,13 @@ class Comparison:
         _, budget = row.coordinate("budget")
         names = [row.label, *([str(label)] if label is not None else []), *(str(value) for value in row.axes.values())]
         return self.find(names, budget, metric)
+
+    def beside(self, row: Row, metric: str, values: Sequence[str]) -> Reported | None:
+        """The paper's number that stands beside one of our metrics; values: the metrics that the table is about."""
+        number = self.of(row)
+        if number is not None and metric_of(number, values) == metric:
+            return number
+        return self.of(row, BESIDE[metric]) if metric in BESIDE else None
 
 
 def comparison(experiment: Experiment) -> Comparison:
@@ -151,6 +165,9 @@ def comparison(experiment: Experiment) -> Comparison:
         return Comparison(notes=(f"no paper column: {name} has no field {', '.join(unknown)}",))
     systems = {str(key): str(value) for key, value in (section.get("map") or {}).items()}
     chosen = Comparison(paper.rows, where, systems)
+    if not systems:  # rows that are called as the paper calls them
+        names = {str(getattr(row, chosen.key)) for row in paper.rows if _meets(row, where)}
+        chosen = Comparison(paper.rows, where, systems := {name: name for name in sorted(names)})
     return Comparison(paper.rows, where, systems, _notes(paper, chosen))
 
 

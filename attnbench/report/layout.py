@@ -8,7 +8,7 @@ from typing import Literal
 
 from attnbench.report import names
 from attnbench.report.collect import Experiment, Scalar
-from attnbench.report.compare import BESIDE, Comparison, Reported, metric_of
+from attnbench.report.compare import Comparison, Reported
 from attnbench.report.rank import Ranks, shown
 from attnbench.report.rows import REDUCERS, Row
 
@@ -162,11 +162,8 @@ def _grid(title: str, metric: str, lines: Sequence[Line], view: View, ranks: Ran
         cells = [line.rows.get(column) for column in columns]
         values = [value_entry(row, metric, view, ranks) if row else Entry() for row in cells]
         body.append((Entry(line.title), *values))
-        paper = {column: compared.of(row) for column, row in line.rows.items()}
-        paper = {
-            column: number for column, number in paper.items() if number and metric_of(number, view.values) == metric
-        }
-        if paper:
+        paper = {column: compared.beside(row, metric, view.values) for column, row in line.rows.items()}
+        if any(paper.values()):
             body.append((Entry(f"{line.title}, paper", "paper"), *(_paper(paper.get(column)) for column in columns)))
     head = Column(f"{view.rows} / {view.cols}", left=True)
     return Sheet(title, (head, *(Column(column) for column in columns)), tuple(body))
@@ -185,10 +182,9 @@ def _list(
     heading = axis if values else "row"
     titles = titles_of([[row] for row in rows], axis) if values else [row.label for row in rows]
     parts = [_Part(Column(heading, left=True), [Entry(text) for text in titles])]
-    numbers = [compared.of(row) for row in rows]
     for metric in values:
         parts.append(_Part(Column(names.title(metric)), [value_entry(row, metric, view, ranks) for row in rows]))
-        beside = [number if number and metric_of(number, view.values) == metric else None for number in numbers]
+        beside = [compared.beside(row, metric, view.values) for row in rows]
         if any(beside):
             heading = "paper" if len(values) == 1 else f"paper\n{names.title(metric)}"
             parts.append(_Part(Column(heading), [_paper(number) for number in beside]))
@@ -199,8 +195,7 @@ def _list(
         entries = [_plain(row, metric, view) for row in rows]
         if any(entry.text for entry in entries) or metric in view.extra:
             parts.append(_Part(Column(_broken(metric), shed=0 if metric in view.extra else 3), entries))
-        paper = BESIDE.get(metric)
-        theirs = [compared.of(row, paper) for row in rows] if paper else []
+        theirs = [compared.beside(row, metric, view.values) for row in rows]
         if any(theirs):
             parts.append(_Part(Column(f"paper {_broken(metric)}", shed=2), [_paper(number) for number in theirs]))
     lines = tuple(zip(*(part.entries for part in parts), strict=True))

@@ -105,7 +105,19 @@ def _legend(rows: Sequence[Row], view: View, ranks: Ranks) -> list[str]:
             f"underlined: not significantly worse than the best (paired bootstrap over the {_units(rows)[0]} of common "
             f"seeds, {SAMPLES} samples, p >= {LEVEL})"
         )
-    return ["; ".join([said, *marks])]
+    return ["; ".join([said, *marks]), *_untested(ranks)]
+
+
+def _untested(ranks: Ranks) -> list[str]:
+    """Rows without a mark that no test has found worse than the best, where others of the column were tested."""
+    tested = {metric for (_, metric), rank in ranks.items() if rank.p is not None}
+    left = [
+        f"{label} ({names.title(metric)})"
+        for (label, metric), rank in ranks.items()
+        if metric in tested and rank.kind == "worse" and rank.p is None
+    ]
+    shown = [*left[:SHOWN], *([f"{len(left) - SHOWN} more"] if len(left) > SHOWN else [])]
+    return [f"not tested, since the lines to test on are not at hand: {', '.join(shown)}"] if left else []
 
 
 def _units(rows: Sequence[Row]) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from attnbench.report.collect import Cell, Experiment
-from attnbench.report.compare import BESIDE, Comparison, Reported, metric_of
+from attnbench.report.compare import BESIDE, Comparison, Reported
 from attnbench.report.layout import View
 from attnbench.report.names import higher_is_better
 from attnbench.report.rank import Ranks
@@ -82,16 +82,8 @@ def _row(row: Row, view: View, ranks: Ranks, compared: Comparison) -> dict[str, 
 
 def papers(row: Row, view: View, compared: Comparison) -> dict[str, Reported]:
     """Our metric -> the paper's number for it."""
-    found: dict[str, Reported] = {}
-    number = compared.of(row)
-    metric = metric_of(number, view.values) if number else None
-    if number and metric:
-        found[metric] = number
-    for name, called in BESIDE.items():
-        theirs = compared.of(row, called) if name not in found else None
-        if theirs:
-            found[name] = theirs
-    return found
+    numbers = {metric: compared.beside(row, metric, view.values) for metric in (*view.values, *BESIDE)}
+    return {metric: number for metric, number in numbers.items() if number is not None}
 
 
 def _number(number: Reported) -> dict[str, object]:

@@ -36,6 +36,7 @@ class PairedTests:
         self.path = folder / FILE
         self._kept = read_tests(self.path)
         self._used: dict[str, float] = {}
+        self._blind = False
 
     def __call__(self, metric: str, best: Row, other: Row) -> float | None:
         """None for a metric that has no test, and where the saved lines are not those that gave the scores."""
@@ -49,6 +50,7 @@ class PairedTests:
         ours, theirs = (_joined([pair[side] for pair in pairs], metric.replace("/", ".") if kind is None else split)
                         for side in (0, 1))  # fmt: skip
         if not ours or not theirs:
+            self._blind = True
             return None
         key = f"{metric}:{_hash(signature, *ours, '', *theirs)}"
         p = self._kept.get(key)
@@ -66,9 +68,10 @@ class PairedTests:
         return dict(self._used)
 
     def save(self) -> None:
-        """Keep what was asked for, and no other results."""
-        if self._used != self._kept:
-            write_json(self.path, self._used)
+        """Keep what was asked for, and no other results; but all, where lines are missing by which to ask."""
+        found = {**self._kept, **self._used} if self._blind else self._used
+        if found != self._kept:
+            write_json(self.path, found)
 
 
 def read_tests(path: Path) -> dict[str, float]:

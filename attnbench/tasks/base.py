@@ -116,6 +116,10 @@ class TaskSpec(Spec):
         """Where the prepared data stands or will stand."""
         raise NotImplementedError
 
+    def prepared(self, cache: Path) -> Path | None:
+        """The folder of the prepared data; None while they are not prepared."""
+        raise NotImplementedError
+
     def prepare(self, cache: Path, source: Path | None, offline: bool) -> Path:
         """Download, read `source`, or generate; then tokenise. Nothing is done where it was done before."""
         raise NotImplementedError

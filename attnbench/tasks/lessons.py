@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save
 from attnbench.core.errors import AttnbenchError
 from attnbench.core.files import write_atomic
 from attnbench.data.fertility import VERSION as ALIGNED
-from attnbench.data.fertility import kept
+from attnbench.data.fertility import make_once
 from attnbench.models.fertility.base import Fertility, Lessons
 
 log = logging.getLogger("attnbench")
@@ -28,11 +28,17 @@ def teach(fertility: Fertility, folder: Path, seed: int, lessons: Callable[[], t
     kept, AttnbenchError for a damaged file.
     """
     path = folder / f"lessons-{_digest(fertility, seed)}.safetensors"
-    with kept(path):
-        if not path.exists():
-            fertility.learn(*lessons(), seed)
-            write_atomic(path, save({name: tensor.contiguous() for name, tensor in fertility.state_dict().items()}))
-            return
+    learned = False
+
+    def learn() -> None:
+        nonlocal learned
+        fertility.learn(*lessons(), seed)
+        write_atomic(path, save({name: tensor.contiguous() for name, tensor in fertility.state_dict().items()}))
+        learned = True
+
+    make_once(path, learn)
+    if learned:
+        return
     try:
         fertility.load_state_dict(load_file(path))
     except Exception as error:  # safetensors raises its own type, which has no stable home

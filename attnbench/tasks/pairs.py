@@ -17,7 +17,7 @@ from attnbench.data.base import BOS, EOS, PAD, Batch
 from attnbench.data.corpus import Data
 from attnbench.data.datasets.base import SPLITS
 from attnbench.data.fertility import with_fertilities
-from attnbench.data.prepare import prepare, prepared_path
+from attnbench.data.prepare import is_prepared, prepare, prepared_path
 from attnbench.data.recipe import Recipe
 from attnbench.data.tokenizers.word import WordSpec
 from attnbench.metrics.bleu import Score
@@ -43,20 +43,19 @@ SAMPLE = 256
 class PairSpec(Recipe, TaskSpec):
     """A task on a parallel corpus: the fields of the data's recipe, and those that a task adds for its scores."""
 
-    def data_recipe(self) -> Recipe:
-        """The part that decides what the prepared data look like."""
-        return Recipe.model_validate({name: getattr(self, name) for name in Recipe.model_fields})
-
     def model_sizes(self) -> Sizes:
         source, target, joint = self.sizes()
         words = self.dataset.longest_words() if isinstance(self.tokenizer, WordSpec) else None
         return Sizes(source, target, joint, PAD, None if words is None else words + 1)
 
     def data_path(self, cache: Path) -> Path:
-        return prepared_path(self.data_recipe(), cache)
+        return prepared_path(self, cache)
+
+    def prepared(self, cache: Path) -> Path | None:
+        return self.data_path(cache) if is_prepared(self, cache) else None
 
     def prepare(self, cache: Path, source: Path | None, offline: bool) -> Path:
-        return prepare(self.data_recipe(), cache=cache, source=source, offline=offline)
+        return prepare(self, cache=cache, source=source, offline=offline)
 
     def open(self, at: Path) -> Data:
         return Data.open(at)
@@ -170,15 +169,15 @@ class PairTask(ABC):
         encoded = [[*data.source_vocabulary.encode(line), EOS] for line in data.tokenize(lines)]
         order = sorted(range(len(encoded)), key=lambda line: len(encoded[line]))
         found: dict[int, str] = {}
-        for start in range(0, len(order), SENTENCES):
-            chosen = order[start : start + SENTENCES]
-            rows = [torch.tensor(encoded[line]) for line in chosen]
-            padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD).to(device)
-            with packed(model):
+        with packed(model):
+            for start in range(0, len(order), SENTENCES):
+                chosen = order[start : start + SENTENCES]
+                rows = [torch.tensor(encoded[line]) for line in chosen]
+                padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD).to(device)
                 best = searcher(model, Source(padded, padded != PAD), self.limits)
-            found |= {
-                line: data.target_vocabulary.decode(each[0].tokens) for line, each in zip(chosen, best, strict=True)
-            }
+                found |= {
+                    line: data.target_vocabulary.decode(each[0].tokens) for line, each in zip(chosen, best, strict=True)
+                }
         return self.written(data, [found[line] for line in range(len(encoded))])
 
     @torch.no_grad()

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 
-def first_nonfinite(model: nn.Module, forward: Callable[[], Any]) -> str:
-    """Run `forward` once more and name the first module whose output, or the parameter, that is NaN or infinite."""
+def first_nonfinite(model: nn.Module, forward: Callable[[], Any]) -> str | None:
+    """Run `forward` once more and name the first module whose output, or the parameter, that is NaN or infinite; None
+    where all are finite."""
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
             return f"parameter {name}"
@@ -35,7 +36,7 @@ def first_nonfinite(model: nn.Module, forward: Callable[[], Any]) -> str:
     for name, parameter in model.named_parameters():
         if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
             return f"gradient of {name}"
-    return "the loss itself"
+    return None
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -26,6 +26,9 @@ RISE = math.log(10)
 """Nats a token that the training loss of an epoch lies above the least one when training has come apart: what is
 learnt was ten times as likely. Dropout, noise and overfitting do not do that to the loss of whole epochs."""
 
+LOST = "the loss or the gradient"
+"""What is not finite, where it can no longer be told more closely."""
+
 
 class Recorder(Protocol):
     """Where a training leaves its log and its checkpoints."""
@@ -129,7 +132,7 @@ def train(
         failed, norm = _read(under_way, runtime.ahead(), state)
         if failed is not None:
             # weights that went on are spoilt all over: where it began can no longer be seen in them
-            where = _place(task, model, batches, spec, runtime) if failed == step else "the loss or the gradient"
+            where = _place(task, model, batches, spec, runtime) or "the loss" if failed == step else LOST
             return _diverged(failed, f"{where} is not finite", state, recorder, before)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -140,7 +143,7 @@ def train(
         if under_way and (logs or epoch_ends or validates or _end(state, spec)):
             failed, norm = _read(under_way, 0, state)
             if failed is not None:
-                return _diverged(failed, "the loss or the gradient is not finite", state, recorder, before)
+                return _diverged(failed, f"{LOST} is not finite", state, recorder, before)
         seconds, clock = time.perf_counter() - clock, time.perf_counter()
         state.seconds += seconds
         for window in (state.window, state.passed):
@@ -156,7 +159,8 @@ def train(
         if ending or validates:
             line = _validate(task, model, data, spec, state, runtime, validator)
             if not math.isfinite(line["valid/loss"]):  # such weights are not kept
-                reason = f"the validation loss is not finite, nor is {_place(task, model, batches, spec, runtime)}"
+                where = _place(task, model, batches, spec, runtime)
+                reason = "the validation loss is not finite" + (f", nor is the {where}" if where else "")
                 return _diverged(step, reason, state, recorder, before)
             recorder.log(line)
             if epoch_ends and spec.validate_every == "epoch":
@@ -310,7 +314,7 @@ def _prune(folder: Path, state: TrainState, spec: TrainSpec) -> None:
     prune(folder, {*steps[-max(2, spec.average) :], state.best_step, state.step})
 
 
-def _place(task: Task, model: nn.Module, batches: list[Any], spec: TrainSpec, runtime: Runtime) -> str:
+def _place(task: Task, model: nn.Module, batches: list[Any], spec: TrainSpec, runtime: Runtime) -> str | None:
     def forward() -> None:
         for batch in batches:
             with runtime.autocast():

@@ -68,7 +68,11 @@ def choose_device(name: str | None) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise SpecError(f"--device {name}: no such kind of device; use cpu, cuda or cuda:N") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda", "mps"):
+        raise SpecError(f"--device {name}: no such kind of device; use cpu, cuda, cuda:N or mps")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise MissingExtraError(f"--device {name}: there is no such device here; use --device cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise MissingExtraError(f"--device {name}: {torch.cuda.device_count()} CUDA devices are here; use --device cpu")
     return device

@@ -61,4 +61,6 @@ class TrainSpec(Spec):
     def _curve(self) -> Self:
         if self.train_bleu and not (self.validate_every == "epoch" and self.validate_bleu):
             raise ValueError("train_bleu needs validate_every: epoch and validate_bleu: true")
+        if self.select == "bleu" and not self.validate_bleu:
+            raise ValueError("select 'bleu' needs validate_bleu: true")
         return self

@@ -127,7 +127,8 @@ def test_files_that_are_not_there(invoke, tmp_path, monkeypatch, arguments, code
 
 
 @pytest.mark.parametrize(("device", "code", "words"), [
-    ("potato", 2, "--device potato: no such kind of device"), ("cuda:99", 3, "--device cuda:99"),
+    ("potato", 2, "--device potato: no such kind of device"),
+    ("meta", 2, "--device meta: no such kind of device"), ("cuda:99", 3, "--device cuda:99"),
 ])  # fmt: skip
 def test_a_device_that_is_not_there_is_told_before_anything_is_done(invoke, tiny, device, code, words):
     assert words in invoke("sweep-k", *tiny, "--device", device, code=code).stderr

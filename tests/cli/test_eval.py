@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 
 @pytest.fixture
@@ -36,6 +37,16 @@ def test_links_and_their_error_rates(invoke, cell):
     assert f"saer {scores['saer']:.4f}" in shown
 
 
+def test_the_best_weights_are_not_silently_others(invoke, cell):
+    """Of a cell that is not finished, so that nothing else says which ones were evaluated."""
+    (cell / "result.json").unlink()
+    newest = max(cell.glob("checkpoints/step-*"), key=lambda path: int(path.name[5:]))
+    state = torch.load(newest / "state.pt", weights_only=True)
+    state["train"]["best_step"] = 1
+    torch.save(state, newest / "state.pt")
+    assert "the best checkpoint, step 1, is gone; choose one with --step" in invoke("eval", cell, code=4).stderr
+
+
 @pytest.mark.parametrize(("options", "words"), [
     (["--gold", "gold"], "--align SOURCE TARGET"),
     (["--align", "s.txt", "t.txt", "--input", "s.txt"], "--align and --input exclude each other"),
@@ -44,6 +55,7 @@ def test_links_and_their_error_rates(invoke, cell):
     (["--align", "s.txt", "t.txt", "--gold-first", "1"], "name them with --gold"),
     (["--align", "s.txt", "gold", "--gold", "t.txt"], "t.txt:1: 'x' is no link"),
     (["--align", "s.txt", "absent"], "absent"),
+    (["--split", "tset"], "unknown split 'tset'; did you mean 'test'?"),
 ])  # fmt: skip
 def test_what_cannot_be_is_told(invoke, cell, options, words):
     result = invoke("eval", cell, *options, code=4 if "absent" in options or "t.txt" in options[-1:] else 2)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from attnbench.core.files import parse_yaml
-from attnbench.experiment.grid import expand, read_document
+from attnbench.experiment.grid import Experiment, expand, read_document
+from attnbench.experiment.run import write_grid
 from attnbench.experiment.session import Settings, dry_run
 from attnbench.experiment.spec import CellSpec
+from attnbench.report.collect import collect
+from attnbench.report.compare import comparison
+from attnbench.report.rows import group
 
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "experiments").glob("*/results/**/result.json"))
@@ -27,6 +31,11 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@functools.cache
+def expanded(path: Path) -> Experiment:
+    return expand(read_document(path))
+
+
 def test_there_are_specs():
     assert ROOT / "attnbench" / "specs" / "demo.yaml" in SPECS
     assert ROOT / "experiments" / "explicit_sparse" / "multi30k-de-en.yaml" in SPECS
@@ -34,7 +43,7 @@ def test_there_are_specs():
 
 @pytest.mark.parametrize("path", SPECS, ids=name)
 def test_it_validates_and_dry_runs(path, tmp_path):
-    experiment = expand(read_document(path))
+    experiment = expanded(path)
     plan = dry_run(experiment, Settings(tmp_path / "runs", tmp_path / "cache"))
     assert plan["name"] == experiment.name
     assert len(plan["cells"]) == len(experiment.cells) > 0
@@ -46,7 +55,7 @@ def test_it_validates_and_dry_runs(path, tmp_path):
 @pytest.mark.parametrize("path", SPECS, ids=name)
 def test_a_cell_is_what_its_dump_says(path):
     """The spec.yaml of a cell, read back, is the same run."""
-    for cell in expand(read_document(path)).cells:
+    for cell in expanded(path).cells:
         again = CellSpec.model_validate(json.loads(json.dumps(cell.spec.dump())))
         assert again == cell.spec
         assert again.digest() == cell.digest
@@ -60,24 +69,28 @@ def test_it_says_what_it_is(path):
 
 
 def test_names_are_distinct():
-    names = [expand(read_document(path)).name for path in SPECS]
+    names = [expanded(path).name for path in SPECS]
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("path", SPECS, ids=name)
-def test_the_papers_numbers_beside_it_exist(path):
-    raw: Any = parse_yaml(path.read_text(), str(path))[0]
-    compare = (raw.get("table") or {}).get("compare")
-    if compare:
-        folders = [path.parent, *path.parents]
-        assert any((folder / compare["file"]).is_file() for folder in folders)
+@pytest.mark.parametrize("path", [path for path in SPECS if "\n  compare:" in path.read_text()], ids=name)
+def test_the_papers_numbers_stand_beside_its_rows(path, tmp_path):
+    """Each system that it names is one of the paper's, and some row of ours is compared with it."""
+    write_grid(tmp_path, expanded(path), "")
+    table = collect(tmp_path)
+    compared = comparison(table)
+    assert not [note for note in compared.notes if note.startswith("no paper")]
+    found = [number for row in group(table.cells) if (number := compared.of(row))]
+    assert found
+    mapped = (table.table["compare"].get("map") or {}).values()
+    assert set(map(str, mapped)) <= {getattr(number, compared.key) for number in found}
+    if any(row.k == "full" and row.table == compared.where["table"] for row in compared.rows):
+        assert any(number.k == "full" for number in found)
 
 
-@pytest.mark.parametrize("path", RESULTS or [None], ids=lambda path: path and name(path.parent))
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: name(path.parent))
 def test_a_result_still_belongs_to_its_spec(path):
     """Digests of what was run do not change: else finished cells would be run again, under another name."""
-    if path is None:
-        return  # none is committed
     raw = parse_yaml((path.parent / "spec.yaml").read_text())[0]
     assert CellSpec.model_validate(raw).digest() == json.loads(path.read_text())["digest"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from attnbench.core.errors import DataError
 from attnbench.core.tree import map_batch
 from attnbench.data.alignment.fertility import fertilities
 from attnbench.data.alignment.model import Aligner
@@ -59,6 +60,20 @@ def test_alignments_are_made_once_and_the_data_stay_what_they_were(data, monkeyp
     monkeypatch.setattr(Aligner, "train", None)
     again = with_fertilities(Data.open(data.path))
     assert all(torch.equal(a, b.fertility) for a, b in zip(first, again.eval_batches("valid", tokens=300), strict=True))
+
+
+def test_where_nothing_can_be_written_what_is_there_serves(data, monkeypatch):
+    with_fertilities(data)
+    word_aligner(data, lowercase=False)
+    monkeypatch.setattr("attnbench.data.fertility.making", refuse)
+    assert next(with_fertilities(data).eval_batches("valid", tokens=300)).fertility is not None
+    assert word_aligner(data, lowercase=False).source
+    with pytest.raises(DataError, match="ATTNBENCH_CACHE"):
+        word_aligner(data, lowercase=True)
+
+
+def refuse(path):
+    raise PermissionError(13, "Permission denied", str(path))
 
 
 def test_a_batch_maps_what_it_has(data):

@@ -101,8 +101,19 @@ def test_a_budget_chooses_among_the_numbers_of_a_system(run_folder):
     assert {label: number.value if number else None for label, number in found.items()} == {
         "full": 33.73,
         "window-8": 2.49,
-        "window-inf": None,
+        "window-inf": 33.73,  # the dense model
     }
+
+
+def test_without_a_map_rows_are_called_as_the_papers_systems(run_folder):
+    run = run_folder()
+    for label in ("sparsemax + CovVector", "ours"):
+        run.add(label)
+    where = {"table": "ACL18 Table 1", "dataset": "iwslt14_de_en", "metric": "BLEU"}
+    found, notes = numbers(run, compare(where, {}), "constrained")
+    assert found["ours"] is None
+    assert found["sparsemax + CovVector"].metric == "BLEU"
+    assert not any("no paper number" in note for note in notes)
 
 
 def test_a_map_may_choose_the_k_of_one_system(run_folder):
@@ -123,6 +134,15 @@ def test_a_recalled_number_says_so(run_folder):
     found, notes = numbers(run, compare(where, {"softmax": "softmax"}), "constrained")
     assert found["softmax"].text == "20.36 (recalled, medium confidence)"
     assert any(note.startswith("recalled: from memory") for note in notes)
+
+
+def test_each_value_has_the_papers_number_beside_it(run_folder):
+    run = run_folder()
+    run.add("softmax", 1, 29.0, metrics={"test/rep": 3.1, "test/drop": 6.0})
+    where = {"table": "ACL18 Table 1", "dataset": "iwslt14_de_en", "metric": "BLEU"}
+    table = {**compare(where, {}), "value": ["test/bleu", "test/rep", "test/drop"]}
+    page = render(run.grid(table, source=str(EXPERIMENTS / "constrained" / "spec.yaml")), "md")
+    assert all(f"{number} (recalled, medium confidence)" in page for number in (29.51, 3.37, 5.89))
 
 
 def test_two_numbers_for_one_row_are_none(run_folder):

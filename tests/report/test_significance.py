@@ -155,6 +155,16 @@ def test_tests_are_kept_with_the_run_and_forgotten_with_the_text(run):
     assert json.loads((run.root / "significance.json").read_text()) == {}
 
 
+def test_tests_are_not_forgotten_where_the_lines_are_not_at_hand(run):
+    write_results(run.root)
+    before = (run.root / "significance.json").read_text()
+    shutil.rmtree(run.root / "cells" / "near-s1" / "hyps")  # as where outputs are the corpus's own text
+    write_results(run.root)
+    assert (run.root / "significance.json").read_text() == before
+    page = render(run.root, "md")
+    assert "not tested, since the lines to test on are not at hand: near (test BLEU)" in page
+
+
 def test_a_damaged_memory_is_made_again(run):
     (run.root / "significance.json").write_text("{")
     write_results(run.root)

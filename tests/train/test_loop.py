@@ -323,6 +323,18 @@ def test_a_gradient_that_is_lost_is_named_where_it_is_looked_at(toys: Any):
     assert toys(task, clip=1.0)().ending.seen == "gradient of 3.bias is not finite"
 
 
+def test_a_loss_that_is_lost_in_itself_is_called_so(toys: Any):
+    task = toys.Task()
+    loss = task.loss
+
+    def infinite(model: Any, batch: Any, smoothing: float) -> Any:
+        found = loss(model, batch, smoothing)
+        return found._replace(total=found.total + math.inf)
+
+    task.loss = infinite
+    assert toys(task)().ending.seen == "the loss is not finite"
+
+
 def test_the_best_checkpoint_before_a_divergence_is_kept(toys: Any):
     toy = toys(toys.Task([3.0, 1.0, 2.0, 4.0], before_loss=poison_input(10)), max_steps=20)
     outcome = toy()
@@ -370,7 +382,7 @@ def test_weights_that_validate_to_nothing_are_not_kept(toys: Any):
     toy = toys(toys.Task([2.0, math.nan, 1.0]))
     outcome = toy()
     assert outcome.diverged
-    assert outcome.ending.text.startswith("diverged at step 4, in epoch 1: the validation loss is not finite")
+    assert outcome.ending.text == "diverged at step 4, in epoch 1: the validation loss is not finite"
     assert checkpoint_steps(toy.log.checkpoints) == [2]
     assert all(math.isfinite(value) for value in toy.log.of("valid/loss"))
 

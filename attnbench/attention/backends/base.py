@@ -9,8 +9,9 @@ from torch import nn
 
 from attnbench.attention.backends.banded import pays_from
 from attnbench.attention.backends.flex import FROM as FLEX_FROM
-from attnbench.attention.backends.picked import draws_all, hashable
+from attnbench.attention.backends.picked import draws_all
 from attnbench.attention.modules.base import Site
+from attnbench.attention.patterns.base import hashable
 from attnbench.attention.types import Dims, Role
 
 
@@ -35,6 +36,11 @@ class Choice(NamedTuple):
 def choose(site: Site, role: Role, dropout: float = 0.0) -> Choice:
     """The backend of one site. dropout: on its weights. Raises ValueError where the one that was asked for cannot serve
     it."""
+    with torch.random.fork_rng(devices=()):  # what is built to be asked draws its parameters
+        return _choose(site, role, dropout)
+
+
+def _choose(site: Site, role: Role, dropout: float) -> Choice:
     if site.backend == "dense":
         return Choice("dense", "as asked for")
     if site.backend in ("flex", "sdpa", "triton"):
@@ -53,8 +59,7 @@ def choose(site: Site, role: Role, dropout: float = 0.0) -> Choice:
             return Choice("banded", "as asked for", picks=picks)
         layout = site.pattern.layout(role, lengths=torch.ones(1, dtype=torch.int64))
         since = 1 if layout is None else pays_from(layout)
-        with torch.random.fork_rng(devices=()):  # what is built to be asked draws its parameters
-            gpu = "flex" if _unfit_for_flex(site, role, dropout) is None else None
+        gpu = "flex" if _unfit_for_flex(site, role, dropout) is None else None
         return Choice("banded", f"the pattern '{site.pattern.kind}', from {since} positions on", since, gpu, picks)
     if site.backend == "banded" and site.pattern.sparse and role != "cross":
         raise ValueError(f"the backend 'banded' cannot serve this site: {fault}; drop `backend: banded`")
@@ -89,10 +94,9 @@ def _picks(site: Site, role: Role) -> bool:
 def _on_a_gpu(site: Site) -> Literal["sdpa", "triton"] | None:
     if site.pattern.kind != "full" or site.transform.needs_upper:
         return None
-    with torch.random.fork_rng(devices=()):  # what is built to be asked draws its parameters
-        if _unfit_for_sdpa(site) is None:
-            return "sdpa"
-        return "triton" if _unfit_for_triton(site) is None else None
+    if _unfit_for_sdpa(site) is None:
+        return "sdpa"
+    return "triton" if _unfit_for_triton(site) is None else None
 
 
 def _unfit_for_flex(site: Site, role: Role, dropout: float) -> str | None:

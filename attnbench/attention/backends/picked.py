@@ -38,15 +38,6 @@ class Picked(NamedTuple):
     there: Bool[Tensor, "B H 1 n"] | None = None
 
 
-def hashable(pattern: PatternSpec) -> bool:
-    """Whether its keys can be remembered: a field that holds a list cannot be looked up."""
-    try:
-        hash(pattern)
-    except TypeError:
-        return False
-    return True
-
-
 def draws_all(pattern: PatternSpec) -> bool:
     """Whether what it lets see of a source is drawn, and nothing else."""
     if not (pattern.drawn and pattern.sparse and "cross" in pattern.roles):

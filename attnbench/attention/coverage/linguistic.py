@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from attnbench.attention.coverage.base import Coverage, CoverageSpec, coverages
 from attnbench.attention.types import Dims
 
+LEAST = 1e-6
+"""The smallest Phi: the gradient holds its square's inverse."""
+
 
 class LinguisticCoverage(Coverage):
     """`C_{t,j} = C_{t-1,j} + alpha_{t,j} / Phi_j`, `Phi_j = N sigmoid(U_f h_j)`."""
@@ -27,7 +30,7 @@ class LinguisticCoverage(Coverage):
         """Phi, in float32 at least: a rounded one would divide at every step."""
         with torch.autocast(states.device.type, enabled=False):
             wide = states.float() if states.dtype.itemsize < 4 else states
-            return self.most * self.fertility(wide).sigmoid()
+            return (self.most * self.fertility(wide).sigmoid()).clamp_min(LEAST)
 
     def forward(
         self,

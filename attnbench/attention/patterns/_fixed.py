@@ -6,13 +6,14 @@ counts the attended positions of a row far from both ends, at the ends rows are 
 
 from __future__ import annotations
 
+import functools
 from typing import ClassVar, Self
 
 from jaxtyping import Int
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.attention.patterns.base import Extent, Layout, PatternSpec
+from attnbench.attention.patterns.base import Extent, Layout, PatternSpec, hashable
 from attnbench.attention.types import MaskMod, Role
 
 
@@ -46,16 +47,22 @@ class FixedSpec(PatternSpec):
         self, role: Role, layer: int = 0, *, lengths: Int[Tensor, "B"] | None = None, seed: int = 0
     ) -> MaskMod:
         self.require()
-        n, causal = self.n or 1, role == "decoder_self"
-
-        def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            near = self.near(q, k, n, causal=causal)
-            return near & (k <= q) if causal else near
-
-        return rule
+        make = _rule if hashable(self) else _rule.__wrapped__
+        return make(self, self.n or 1, role == "decoder_self")  # pyright: ignore[reportArgumentType] - it is frozen
 
     def layout(self, role: Role, layer: int = 0, *, lengths: Int[Tensor, "B"] | None = None, seed: int = 0) -> Layout:
         return Layout(self.mask_mod(role, layer), self.extent(self.n or 1, causal=role == "decoder_self"))
+
+
+@functools.lru_cache(maxsize=256)
+def _rule(pattern: FixedSpec, n: int, causal: bool) -> MaskMod:
+    """One and the same function for all layers, since block masks are kept by it."""
+
+    def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        near = pattern.near(q, k, n, causal=causal)
+        return near & (k <= q) if causal else near
+
+    return rule
 
 
 def reach(n: int, *, causal: bool) -> tuple[int, int]:

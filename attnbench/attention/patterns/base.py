@@ -101,3 +101,12 @@ def dense(rule: MaskMod, positions: Positions, heads: int = 1, rows: int = 1) ->
     row = torch.arange(rows, device=device).view(rows, 1, 1, 1)
     head = torch.arange(heads, device=device).view(1, heads, 1, 1)
     return rule(row, head, positions.q.view(1, 1, -1, 1), positions.k.view(1, 1, 1, -1))
+
+
+def hashable(pattern: PatternSpec) -> bool:
+    """Whether what is made of it can be kept: a field that holds a list cannot be looked up."""
+    try:
+        hash(pattern)
+    except TypeError:
+        return False
+    return True

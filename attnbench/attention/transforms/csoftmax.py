@@ -61,25 +61,19 @@ def newton(scores: Float[Tensor, "N K"], upper: Float[Tensor, "N K"]) -> tuple[F
 
 
 def exact(scores: Float[Tensor, "N K"], upper: Float[Tensor, "N K"]) -> Float[Tensor, "N K"]:
-    """The same by order, in the log domain: the keys at their bound are those of largest z - log u.
+    """The same by rounds (Martins & Kreutzer 2017, algorithm 1), whatever the scale.
 
-    In that order, with s the bounds passed and L the log-sum-exp of the scores from here on, a key is at its bound
-    while `log(1 - s) + z - L > log u`; the rest share 1 - s in the ratio of e^z.
+    The free keys share by softmax what the keys at their bound leave; whichever has more than its bound is given that.
     """
-    narrow = scores.dtype
-    if scores.device.type != "mps":  # which has no float64; a sum of large scores would lose its small digits
-        scores, upper = scores.double(), upper.double()
-    log_upper = upper.log()
-    order = (scores - log_upper).masked_fill_(upper == 0, -torch.inf).argsort(-1, descending=True)
-    z, bound, log_bound = (each.gather(-1, order) for each in (scores, upper, log_upper))
-    left = (1 - (bound.cumsum(-1) - bound)).clamp_min_(0.0)
-    onward = z.flip(-1).logcumsumexp(-1).flip(-1)
-    share = left.log() + (z - onward)  # -inf - -inf at the dead keys, which come last: never above
-    full = (share > log_bound).cumprod(-1).bool()
-    begin = full.sum(-1, keepdim=True).clamp_max(z.shape[-1] - 1)
-    rest = left.gather(-1, begin) * (z - onward.gather(-1, begin)).exp_()
-    weights = torch.where(full, bound, torch.minimum(rest, bound))
-    return torch.empty_like(weights).scatter_(-1, order, weights).to(narrow)
+    full = upper <= 0
+    while True:
+        left = (1 - upper.masked_fill(~full, 0.0).sum(-1, keepdim=True)).clamp_min_(0.0)
+        shares = scores.masked_fill(full, -torch.inf).softmax(-1)  # of no key: NaN, which is above nothing
+        part = torch.where(full, upper, left * shares)
+        over = part > upper
+        if not bool(over.any()):
+            return part
+        full |= over
 
 
 def slope(weights: Float[Tensor, "... K"], free: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:

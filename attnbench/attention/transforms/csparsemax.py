@@ -56,7 +56,7 @@ def newton(scores: Float[Tensor, "N K"], upper: Float[Tensor, "N K"]) -> tuple[F
         part = _clip(torch.sub(scores, tau, out=one[: len(tau)]), upper)
         rest = part.sum(-1, keepdim=True).sub_(1)
         thresholds.index_copy_(0, rows, tau)
-        moving = rest.abs() > TOLERANCE * limits.eps
+        moving = ~(rest.abs() <= TOLERANCE * limits.eps)  # NaN, too: high - low may be more than any float
         going = moving.squeeze(1).nonzero().squeeze(1)
         if len(going) < FEW * len(rows):
             left = (rows, scores, upper, rest, low, high, at_low, at_high, tau, moving)
@@ -98,7 +98,7 @@ def _mended(
     part = _clip(above.clone(), upper)
     free = ((part > 0) & (part < upper)).sum(-1, keepdim=True).clamp_min(1)
     part = _clip(above - (part.sum(-1, keepdim=True) - 1) / free, upper)
-    off = (part.sum(-1) - 1).abs() > TOLERANCE * torch.finfo(part.dtype).eps
+    off = ~((part.sum(-1) - 1).abs() <= TOLERANCE * torch.finfo(part.dtype).eps)
     return weights.index_copy_(0, rows, part), rows[off]
 
 

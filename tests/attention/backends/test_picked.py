@@ -9,7 +9,7 @@ from attnbench.attention.backends import picked
 from attnbench.attention.backends.base import choose
 from attnbench.attention.modules.base import Site
 from attnbench.attention.modules.multihead import MultiHead
-from attnbench.attention.patterns.base import PatternSpec, dense, patterns
+from attnbench.attention.patterns.base import PatternSpec, dense, hashable, patterns
 from attnbench.attention.scores.base import scores
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.types import Dims, Positions
@@ -276,5 +276,5 @@ def test_what_heads_see_in_different_numbers_is_left_to_the_definition():
 
 
 def test_a_pattern_that_cannot_be_remembered_is_left_to_the_definition():
-    assert not picked.hashable(Uneven(held=[1]))
+    assert not hashable(Uneven(held=[1]))
     assert not choose(site("full")._replace(pattern=Uneven(held=[1])), "decoder_self").picks

@@ -11,6 +11,7 @@ from attnbench.attention.modules.base import Site
 from attnbench.attention.modules.multihead import MultiHead
 from attnbench.attention.patterns.base import patterns
 from attnbench.attention.scores.base import scores
+from attnbench.attention.scores.dot import ScaledDotSpec
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.transforms.softmax import softmax
 from attnbench.attention.types import Dims, Positions
@@ -78,10 +79,21 @@ def test_on_a_gpu_softmax_goes_through_it_and_sparse_transforms_through_triton()
     assert str(choose(site("auto"), "cross")).endswith("; on a GPU sdpa")
 
 
+class Drawing(ScaledDotSpec):
+    """A product of queries and keys that draws something when it is built."""
+
+    def build(self, dims):
+        torch.randn(1)
+        return super().build(dims)
+
+
 @pytest.mark.parametrize("score", ["additive", "bilinear", "scaled_dot"])
-def test_to_choose_draws_nothing(score):
+@pytest.mark.parametrize(("backend", "transform"), [("auto", "entmax"), ("sdpa", "softmax"), ("triton", "sparsemax")])
+def test_to_choose_draws_nothing(backend, transform, score):
+    given = site(backend, {"kind": "entmax", "alpha": "learned"} if transform == "entmax" else transform)
+    given = given._replace(score=site("auto", score=score).score if backend == "auto" else Drawing())
     before = torch.get_rng_state()
-    choose(site("auto", {"kind": "entmax", "alpha": "learned"}, score=score), "cross")
+    choose(given, "cross")
     assert torch.equal(torch.get_rng_state(), before)
 
 

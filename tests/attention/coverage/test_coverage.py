@@ -56,6 +56,15 @@ def test_linguistic_divides_by_a_learned_fertility():
             torch.testing.assert_close(found[-1, row, key, 0], weights[:, row, key].sum() / phi)
 
 
+def test_a_fertility_next_to_nothing_leaves_gradients_finite():
+    coverage = build("linguistic").float()
+    with torch.no_grad():
+        coverage.fertility.weight.fill_(-200.0)
+    kept = coverage.memorize(torch.ones(1, 3, coverage.fertility.in_features))
+    coverage(torch.zeros(1, 3, 1), torch.full((1, 3), 0.3), torch.zeros(1, 4), kept).sum().backward()
+    assert coverage.fertility.weight.grad.isfinite().all()
+
+
 def test_neural_is_a_gru_cell_a_key():
     """torch's own cell, with the parts of the input put side by side."""
     module = build({"kind": "neural", "units": 5})

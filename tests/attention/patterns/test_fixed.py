@@ -6,8 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from pydantic import Field
 
 from attnbench.attention import build_pattern
+from attnbench.attention.patterns.base import dense
+from attnbench.attention.patterns.window import WindowSpec
+from attnbench.attention.types import Positions
 
 LONGEST, MOST = 70, 40
 Said = Callable[[int, int, int, bool], bool]
@@ -78,6 +82,23 @@ def test_an_ordinary_row_has_the_positions_of_the_budget(name: str, fields: dict
 def test_a_window_of_an_even_number_reaches_further_back(n: int, first: int, last: int):
     row = build_pattern("window", n=n).dense(21, 21)[10].nonzero().squeeze(1) - 10
     assert row.tolist() == list(range(first, last + 1))
+
+
+def test_layers_and_sites_alike_share_one_rule():
+    """Block masks are kept by it."""
+    rule = WindowSpec(n=5).mask_mod("decoder_self", 0)
+    assert WindowSpec(n=5).mask_mod("decoder_self", 3) is rule
+    assert WindowSpec(n=5).mask_mod("encoder_self") is not rule
+    assert WindowSpec(n=4).mask_mod("decoder_self") is not rule
+
+
+def test_a_pattern_that_holds_a_list_has_its_rule_all_the_same():
+    class Listed(WindowSpec):
+        held: list[int] = Field(default_factory=list)
+
+    at = Positions(torch.arange(9), torch.arange(9))
+    found = dense(Listed(n=3).mask_mod("encoder_self"), at)[0, 0]
+    assert torch.equal(found, build_pattern("window", n=3).dense(9, 9))
 
 
 def test_a_dilation_of_one_is_the_window():

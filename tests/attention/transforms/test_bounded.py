@@ -300,6 +300,26 @@ def test_a_wide_range_of_scores_still_sums_to_one():
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", NAMES)
+def test_scores_as_low_as_numbers_go(name, dtype):
+    """As a fill for what should be left out; where bounds ask for it, such keys share evenly all the same."""
+    for fill in (-1e9, -1e18, torch.finfo(dtype).min):
+        scores = torch.tensor([[fill, fill, fill, 3.0]], dtype=dtype)
+        for bound, rest in ((0.6, 0.4 / 3), (0.35, 0.65 / 3), (0.25, 0.25)):
+            weights = build_transform(name)(scores, upper=torch.full_like(scores, bound))
+            wanted = torch.tensor([[rest, rest, rest, bound]], dtype=dtype)
+            torch.testing.assert_close(weights, wanted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scores_further_apart_than_the_largest_number(name):
+    most = torch.finfo(torch.float32).max
+    scores = torch.tensor([[0.7 * most, -0.7 * most, 0.0, 1.0], [-0.7 * most, 0.7 * most, most, 0.0]])
+    weights = build_transform(name)(scores, upper=torch.ones(2, 4))
+    assert torch.equal(weights, torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]]))
+
+
 def test_of_ties_the_smaller_bound_is_reached_first():
     scores, upper = torch.zeros(1, 3, dtype=torch.float64), torch.tensor([[0.1, 0.3, 1.0]], dtype=torch.float64)
     for each in NAMES:
