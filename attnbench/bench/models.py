@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from attnbench.core import native
 from attnbench.core.packed import pack
 from attnbench.core.tree import map_batch
 from attnbench.data.base import BOS, EOS, PAD, SPECIALS, Batch
+from attnbench.data.batching import cut
 from attnbench.models.base import Seq2SeqModel, Sizes, models
 from attnbench.models.transformer import TransformerSpec
 from attnbench.search.base import Hypothesis, Limits, searches
@@ -61,7 +63,7 @@ def compared(device: torch.device) -> list[str]:
 
 def build(
     size: str, site: Mapping[str, Any], device: torch.device, roles: Iterable[Role] | None = None
-) -> Seq2SeqModel:  # fmt: skip
+) -> Seq2SeqModel:
     """A Transformer of that size with the same stages at every site, or at these."""
     torch.manual_seed(0)
     spec = fields_of(size, attention={role: dict(site) for role in roles or ("default",)})
@@ -92,11 +94,7 @@ def batches(count: int, device: torch.device, seed: int = 0) -> list[Batch]:
     target = np.clip(np.rint(source + draw.normal(0, 3, 6000)), 4, 60).astype(int)
     order = np.lexsort((source, target))
     widths = np.maximum(source, target)[order] + 1
-    bounds = [0]
-    for row in range(len(order)):
-        if (row - bounds[-1] + 1) * widths[bounds[-1] : row + 1].max() > TOKENS:
-            bounds.append(row)
-    whole = list(zip(bounds, [*bounds[1:], len(order)], strict=True))
+    whole = list(itertools.pairwise(cut(widths, TOKENS)))
     chosen = [whole[int((place + 0.5) * len(whole) / count)] for place in range(count)]
     return [_batch(source[order[a:b]], target[order[a:b]], draw, device) for a, b in chosen]
 

@@ -133,7 +133,7 @@ def _entry(section: Section, timing: Timing) -> str:
     else:
         text = _duration(timing.median)
         text += "" if ratio is None else f" x {1 / ratio:.2f}"
-    return f"{text} ±{100 * spread:.0f}%"
+    return f"{text} ±{100 * spread:.0f}%" if timing.low < timing.high else text  # one round has none
 
 
 def _duration(seconds: float) -> str:

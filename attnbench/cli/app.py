@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Annotated, ParamSpec
@@ -66,6 +67,12 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(130) from None
         except BrokenPipeError:  # the reader left, as `| head` does; let Python end quietly
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(1) from None
+        except (MemoryError, RuntimeError) as error:
+            said = (str(error).strip() or "no more can be had").splitlines()[0]
+            if not isinstance(error, MemoryError) and not re.search(r"allocate memory|out of memory", said):
+                raise
+            typer.echo(f"error: {said}; smaller batches or a smaller beam (--set search.size=N) take less", err=True)
             raise typer.Exit(1) from None
         except OSError as error:  # a disk that is full, a folder that may not be written
             place = f"{error.filename}: " if error.filename else ""

@@ -170,11 +170,8 @@ def show_dry_run(plan: dict[str, Any], *, as_json: bool) -> None:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 text file, or of stdin for `-`. Raises SpecError when it cannot be read."""
-    from attnbench.core.errors import SpecError
+    """The lines of a text file, or of stdin for `-`. Raises DataError when it cannot be read."""
+    from attnbench.data import lines
 
-    try:
-        content = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
-        return content.decode("utf-8").removesuffix("\n").split("\n") if content else []
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: cannot be read as UTF-8 text ({error})") from None
+    found = lines.lines_of(sys.stdin.buffer, Path("stdin")) if str(path) == "-" else lines.read_lines(path)
+    return [line.text for line in found]

@@ -32,9 +32,17 @@ def cache_root() -> Path:
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write `content` to `path`: a reader sees the old file or the whole new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write `content` to `path`: a reader sees the old file or the whole new one, never a part.
+
+    A link stays one, and a device or a pipe is written to, as nothing can take its place.
+    """
     data = content.encode() if isinstance(content, str) else content
+    path = path.resolve() if path.is_symlink() else path
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            file.write(data)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -110,6 +118,14 @@ def _sync(path: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path, mend: str) -> Any:
+    """The document of a JSON file. Raises AttnbenchError, with what mends it, for a damaged one, OSError for none."""
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError:
+        raise AttnbenchError(f"{path} is damaged: {mend}") from None
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

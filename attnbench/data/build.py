@@ -89,8 +89,8 @@ def write_texts(recipe: Recipe, parts: Mapping[str, list[Part]], folder: Path) -
         if number["kept"] == 0 and number["read"] == 0 and not parts.get(split):
             what = f"{texts['train'].passed:,} {'documents' if recipe.dataset.documents else 'pairs'}"
             raise DataError(
-                f"nothing of the training text, {what}, was held out for {split}; lower dataset.hold_every, or give "
-                f"files for {split}"
+                f"nothing of the training text, {what}, was held out for {split}; lower "
+                f"task.dataset.hold_every, or give files for {split}"
             )
         if number["kept"] == 0:
             raise DataError(f"the {split} split keeps no pair of {number['read']:,} read; check its files and filters")
@@ -190,7 +190,7 @@ def _refuse(recipe: Recipe, split: str, pair: Pair, part: Part, source: str, tar
             path, line = (part.source, pair.source) if not source else (part.target, pair.target)
             raise DataError(
                 f"{path}:{line.number}: an empty line; fill it in, remove it together with its partner, "
-                "or say `empty: drop` in the recipe"
+                "or say `empty: drop` below `task`"
             )
         return "empty"
     if split != "train" or (recipe.max_length is None and recipe.max_ratio is None):

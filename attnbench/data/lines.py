@@ -51,19 +51,24 @@ def read_lines(path: Path) -> Iterator[Line]:
     Only LF ends a line: U+2028, form feeds and the like stay inside it.
     Raises DataError that names file, line and mend: bad UTF-8, NUL, UTF-16, a damaged archive, an absent file.
     """
-    number = 0
     with open_bytes(path) as file:
-        try:
-            for number, data in enumerate(file, 1):
-                if number == 1:
-                    if data.startswith(_UTF16):
-                        raise DataError(f"{path}: is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
-                    data = data.removeprefix(_BOM)
-                yield Line(number, _decode(data, path, number))
-        except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-            raise DataError(f"{path}: damaged after line {number} ({error}); fetch or copy it again") from None
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read after line {number} ({error.strerror or error})") from None
+        yield from lines_of(file, path)
+
+
+def lines_of(file: IO[bytes], path: Path) -> Iterator[Line]:
+    """The same of an open file; path: how errors call it."""
+    number = 0
+    try:
+        for number, data in enumerate(file, 1):
+            if number == 1:
+                if data.startswith(_UTF16):
+                    raise DataError(f"{path}: is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
+                data = data.removeprefix(_BOM)
+            yield Line(number, _decode(data, path, number))
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        raise DataError(f"{path}: damaged after line {number} ({error}); fetch or copy it again") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read after line {number} ({error.strerror or error})") from None
 
 
 def _decode(data: bytes, path: Path, number: int) -> str:
@@ -77,8 +82,3 @@ def _decode(data: bytes, path: Path, number: int) -> str:
     if "\x00" in text:
         raise DataError(f"{path}:{number}: holds a NUL character; is this a text file? Remove it or convert the file")
     return text.rstrip("\n").removesuffix("\r")
-
-
-def count_lines(path: Path) -> int:
-    """Number of lines of a file, a last one without LF included."""
-    return sum(1 for _ in read_lines(path))

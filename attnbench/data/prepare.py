@@ -47,6 +47,8 @@ def prepare(recipe: Recipe, *, cache: Path, source: Path | None = None, offline:
     """
     recipe = recipe.plain()
     path = prepared_path(recipe, cache)
+    if source is not None and not source.is_dir():
+        raise DataError(f"{source}: no such folder; name one with the files of {recipe.dataset.kind}")
     try:
         ready = _ready(path, recipe, source)
         if not ready:
@@ -102,7 +104,10 @@ def _ready(path: Path, recipe: Recipe, source: Path | None) -> bool:
         return False
     known = {item["sha256"] for item in read_manifest(path)["sources"]}
     for file in recipe.dataset.local_files(source):
-        if file.exists() and _hashed(file)["sha256"] not in known:  # one that is gone does not count
+        if not file.exists():  # it may be gone once it is prepared
+            log.warning("%s is not here; what was prepared from files of these names before serves: %s", file, path)
+            continue
+        if _hashed(file)["sha256"] not in known:
             log.warning("%s is not what it was when it was prepared; preparing again", file)
             return False
     return True
@@ -111,8 +116,11 @@ def _ready(path: Path, recipe: Recipe, source: Path | None) -> bool:
 def _require_made_from(path: Path, recipe: Recipe, cache: Path, source: Path) -> None:
     """Raise DataError where `source` holds other files than those that `path` was prepared from."""
     dataset = recipe.dataset
-    if dataset.local_files(source):
-        return  # told by name in the spec, and prepared again when they changed
+    if named := dataset.local_files(source):  # they are prepared again when they have changed
+        for file in named:
+            if not file.exists():
+                raise DataError(f"{file}: is not there, and --from names its folder; leave --from out to do without it")
+        return
     mend = f"leave --from out to use it as it is, or delete it, or set ATTNBENCH_CACHE to another folder ({path})"
     files, _ = obtain(dataset, cache, source)
     with tempfile.TemporaryDirectory() as temporary:

@@ -7,7 +7,7 @@ Offsets are little-endian uint64, one more than there are rows; ids are uint16, 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -206,11 +206,3 @@ class IdLists:
         """Give the pages read so far back to the system; they are read again when needed."""
         self._ids.release()
         self._offsets.release()
-
-
-def write_text(path: Path, lines: Iterable[str]) -> int:
-    """Write lines with their offsets; returns how many."""
-    with TextWriter(path) as writer:
-        for line in lines:
-            writer.write(line)
-    return writer.rows

@@ -12,6 +12,7 @@ from attnbench.core.errors import SpecError
 from attnbench.core.files import parse_yaml
 from attnbench.core.spec import unknown
 from attnbench.experiment.grid import Cell, Document, Experiment, header_of, place
+from attnbench.experiment.spec import WHOLE_CELL, CellSpec
 from attnbench.models.base import models
 
 BUDGETS: tuple[int | str, ...] = (1, 2, 4, 8, 16, "inf")
@@ -175,8 +176,9 @@ def with_axis(document: Document, option: str) -> Document:
     if name == "site":
         roles = _attention(document.raw).roles
         return document.with_axis(_SITES, [_at_site(str(value), option, roles) for value in values], origin)
-    if name not in _ALIASES and "." not in name:
-        raise SpecError(f"{origin}: {unknown('axis', name, [*_ALIASES, 'site', 'or a dotted path'])}")
+    whole = [WHOLE_CELL, *(key for key in CellSpec.model_fields if key != "seed")]
+    if name not in (*_ALIASES, *whole) and "." not in name:
+        raise SpecError(f"{origin}: {unknown('axis', name, [*_ALIASES, 'site', *whole, 'or a dotted path'])}")
     return document.with_axis(_ALIASES.get(name, name), values, origin)
 
 

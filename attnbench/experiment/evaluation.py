@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +11,16 @@ import torch
 from pydantic import ValidationError
 
 from attnbench.core.errors import DataError, SpecError
+from attnbench.core.files import read_json
 from attnbench.core.spec import spec_error, unknown
 from attnbench.data.corpus import Data
 from attnbench.experiment.grid import override_document, read_document
-from attnbench.experiment.pipeline import build_model, require_prepared, require_same_data
+from attnbench.experiment.pipeline import RUN_AGAIN, build_model, require_prepared, require_same_data
 from attnbench.experiment.spec import CellSpec
 from attnbench.tasks.base import EVAL_TOKENS, Metrics, Task
 from attnbench.train.onednn import use_onednn_float32
 from attnbench.train.runtime import choose_device, keep_freed_memory
-from attnbench.train.state import checkpoint_steps, load_average, load_weights, weights_path
+from attnbench.train.state import OtherModelError, checkpoint_steps, load_average, load_weights, weights_path
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,22 @@ def load_trained(
         spec = CellSpec.model_validate(document.raw)
     except ValidationError as error:
         raise spec_error(error, document.source, document.lines) from None
-    at = require_prepared(spec, cache, str(folder / "spec.yaml"))
+    changed = [f"--set {each}" for each in overrides]
+    at = require_prepared(
+        spec, cache, " ".join([str(folder / "spec.yaml"), *(each for each in changed if "task" in each)])
+    )
     require_same_data(folder, at)
     keep_freed_memory()
     use_onednn_float32()
     model = build_model(spec).to(choose_device(device))
-    steps = _load(model, folder / "checkpoints", spec, step)
+    try:
+        steps = _load(model, folder / "checkpoints", spec, step)
+    except OtherModelError:
+        if not changed:
+            raise
+        raise SpecError(
+            f"{' '.join(changed)}: makes another model than was trained; leave out what changes it"
+        ) from None
     model.eval()
     return Trained(spec, spec.task.bind(), spec.task.open(at), model, steps)
 
@@ -89,7 +99,7 @@ def _load(model: torch.nn.Module, checkpoints: Path, spec: CellSpec, step: int |
 
 
 def _why_none(result: Path) -> str:
-    outcome = json.loads(result.read_text(encoding="utf-8")).get("outcome", {}) if result.exists() else {}
+    outcome = read_json(result, RUN_AGAIN).get("outcome", {}) if result.exists() else {}
     if outcome.get("kind") == "diverged":
         return f"the training {outcome['text']}; train it again at a lower rate, clipped, or in fp32"
     return "train the cell first"
@@ -97,7 +107,7 @@ def _why_none(result: Path) -> str:
 
 def _evaluated(result: Path) -> list[int]:
     """The steps whose weights a finished cell was scored with; none while it is not finished."""
-    return json.loads(result.read_text(encoding="utf-8")).get("weights", []) if result.exists() else []
+    return read_json(result, RUN_AGAIN).get("weights", []) if result.exists() else []
 
 
 def _best(checkpoints: Path, newest: int) -> int:

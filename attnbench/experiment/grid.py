@@ -235,14 +235,29 @@ def expand(document: Document, *, seeds: Sequence[int] = ()) -> Experiment:
         if twin.label == cell.label and twin is not cell:
             where = document.at("grid", "axes")
             raise SpecError(f"{where}: grid.axes: two cells are the same run: '{cell.label}', seed {cell.seed}")
-    return Experiment(header.name, _named_value(header.table, cells), tuple(cells), document)
+    return Experiment(header.name, _table(header, cells, document), tuple(cells), document)
 
 
-def _named_value(table: TableSpec, cells: Sequence[Cell]) -> TableSpec:
-    """A table that names no metric shows that of the task."""
-    if "value" in table.model_fields_set:
-        return table
-    return table.model_copy(update={"value": cells[0].spec.task.primary})
+def _table(header: Header, cells: Sequence[Cell], document: Document) -> TableSpec:
+    """The table over the axes that there are; one that names no metric shows that of the task.
+
+    Raises SpecError where rows or columns name no axis, unless the command line has put others in the place of the
+    spec's own.
+    """
+    table, axes = header.table, list(header.grid.axes)
+    known = ["label", *axes, *(path.rsplit(".", 1)[-1] for path in axes)]
+    changed: dict[str, Any] = {} if "value" in table.model_fields_set else {"value": cells[0].spec.task.primary}
+    others = any(
+        isinstance(document.lines.get(path), str)
+        for path in [("grid", "axes"), *(("grid", "axes", axis) for axis in axes)]
+    )
+    for key, instead in (("rows", "label"), ("cols", None)):
+        named = getattr(table, key)
+        if named is not None and named not in known:
+            if axes and not others:
+                raise SpecError(f"{document.at('table', key)}: table.{key}: {unknown('axis', named, known)}")
+            changed[key] = instead
+    return table.model_copy(update=changed)
 
 
 def _labels(axes: Mapping[str, list[Any]], document: Document) -> set[str]:

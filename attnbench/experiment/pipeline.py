@@ -17,7 +17,7 @@ import torch
 
 from attnbench.attention.backends.base import chosen
 from attnbench.core.errors import AttnbenchError, DataError
-from attnbench.core.files import read_jsonl, write_json
+from attnbench.core.files import read_json, read_jsonl, write_json
 from attnbench.core.seeding import derive, seed_everything
 from attnbench.data.prepare import read_manifest
 from attnbench.experiment.environment import environment
@@ -44,6 +44,8 @@ class Place:
 
 
 Listener = Callable[[Mapping[str, Any]], None]
+RUN_AGAIN = "delete it and run the cell again"
+"""What mends a damaged file of a cell."""
 
 
 class Teller:
@@ -132,6 +134,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     else:
         mend = "lower the learning rate, clip, or use fp32"
         listen({"event": f"{outcome.ending.text}; no checkpoint lies before it, so there are no scores; {mend}"})
+    require_same_data(run.folder, at)  # they may have been prepared anew meanwhile, and be others
     result = _result(cell, outcome, parts, run, at, steps)
     result |= {"commit": attempts[-1]["commit"], "dirty": any(attempt["dirty"] for attempt in attempts)}
     result["backends"] = chosen(model)
@@ -189,15 +192,16 @@ def _result(
     state = outcome.state
     if "test/decode_tokens_per_s" in metrics:
         metrics["decode/tokens_per_s"] = metrics.pop("test/decode_tokens_per_s")
+    log = read_jsonl(run.folder / "metrics.jsonl")
     metrics |= {
         "train/steps": state.step,
         "train/tokens": state.tokens,
         "train/seconds": state.seconds,
-        "train/tokens_per_s": _median_speed(run, state),
+        "train/tokens_per_s": _median_speed(log, state),
     }
     if state.best_step:
         metrics["best/step"] = state.best_step
-    metrics |= _epochs(run, state)
+    metrics |= _epochs(log, state)
     return {
         "schema_version": 1,
         "status": "done",
@@ -221,8 +225,11 @@ def _result(
 def require_same_data(folder: Path, data: Path) -> None:
     """Raise AttnbenchError if a cell was begun with other data than these."""
     note = _data_note(folder)
-    if note.exists() and json.loads(note.read_text(encoding="utf-8")).get("content_sha256") != content_sha256(data):
-        raise AttnbenchError(f"{folder}: the prepared data have changed since this cell began; run it with --fresh")
+    if note.exists() and read_json(note, RUN_AGAIN).get("content_sha256") != content_sha256(data):
+        raise AttnbenchError(
+            f"{folder}: the data prepared in {data} are not those that this cell began with; prepare them again "
+            "from the files that it had, or train it anew with --fresh"
+        )
 
 
 def note_data(folder: Path, data: Path) -> None:
@@ -242,19 +249,17 @@ def content_sha256(data: Path) -> str:
     return hashlib.sha256(json.dumps(splits, sort_keys=True).encode()).hexdigest()
 
 
-def _epochs(run: Run, state: TrainState) -> dict[str, float]:
+def _epochs(log: list[dict[str, Any]], state: TrainState) -> dict[str, float]:
     """Whole passes over the data: how many were made, how many lay behind the best weights, how long one took."""
-    lines = read_jsonl(run.folder / "metrics.jsonl")
     found: dict[str, float] = {"train/epochs": state.cursor[0]}
-    for line in lines:
+    for line in log:
         if "valid/loss" in line and line["step"] == state.best_step:
             found["best/epoch"] = line["epoch"]
-    seconds = [line["epoch/seconds"] for line in lines if "epoch/seconds" in line]
+    seconds = [line["epoch/seconds"] for line in log if "epoch/seconds" in line]
     return {**found, "train/seconds_per_epoch": statistics.median(seconds)} if seconds else found
 
 
-def _median_speed(run: Run, state: TrainState) -> float:
+def _median_speed(log: list[dict[str, Any]], state: TrainState) -> float:
     """Median over the log's windows, so that a pause of the machine spoils one of them; without any, the mean."""
-    lines = read_jsonl(run.folder / "metrics.jsonl")
-    speeds = sorted(line["train/tokens_per_s"] for line in lines if "train/tokens_per_s" in line)
-    return speeds[len(speeds) // 2] if speeds else state.tokens / max(state.seconds, 1e-9)
+    speeds = [line["train/tokens_per_s"] for line in log if "train/tokens_per_s" in line]
+    return statistics.median(speeds) if speeds else state.tokens / max(state.seconds, 1e-9)

@@ -15,6 +15,7 @@ from attnbench.core.files import (
     append_jsonl,
     dump_yaml,
     jsonl,
+    read_json,
     read_jsonl,
     remove_folder,
     sweep,
@@ -111,7 +112,7 @@ class Run:
 
 def environments(path: Path) -> list[dict[str, Any]]:
     """The attempts of an env.json, oldest first; older files hold the last one alone."""
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = read_json(path, "delete it; the attempts before this one are then not known")
     return content.get("attempts", [{"from_step": 0, **content}])
 
 
@@ -184,10 +185,12 @@ def write_grid(root: Path, experiment: Experiment, command: str) -> None:
 def _write_grid(root: Path, experiment: Experiment, command: str) -> None:
     document, path = experiment.document, root / "grid.json"
     entries = [cell.entry() for cell in experiment.cells]
-    there = _grid(path) if experiment.part else None
+    there = _grid(path)
     if there is not None and not {_spot(entry) for entry in there["cells"]} <= set(map(_spot, entries)):
-        write_json(path, {**there, "cells": _joined(there["cells"], entries)})
-        return
+        if experiment.part:
+            write_json(path, {**there, "cells": _joined(there["cells"], entries)})
+            return
+        log.info("%s: takes the place of a table with other cells, %d in all; they stay", root, len(there["cells"]))
     write_atomic(root / "spec.yaml", dump_yaml(document.raw))
     write_json(
         path,

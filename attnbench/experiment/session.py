@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from attnbench.core.errors import AttnbenchError
-from attnbench.core.files import dump_yaml, write_lines
+from attnbench.core.files import dump_yaml, read_json, write_lines
 from attnbench.data.prepare import read_manifest
 from attnbench.experiment.executor import Outcome, choose_executor
 from attnbench.experiment.grid import Cell, Document, Experiment, expand, override_document, read_document
-from attnbench.experiment.pipeline import Listener, Place, content_sha256, count_parameters
+from attnbench.experiment.pipeline import RUN_AGAIN, Listener, Place, content_sha256, count_parameters
 from attnbench.experiment.progress import Bars, plain_listener
 from attnbench.experiment.run import adopt, find_done, is_done, write_grid
 from attnbench.tasks.translation import TranslationSpec
@@ -145,7 +144,7 @@ def _content(cell: Cell, settings: Settings) -> str | None:
 
 
 def _made_from(folder: Path) -> str | None:
-    return json.loads((folder / "result.json").read_text(encoding="utf-8")).get("data", {}).get("content_sha256")
+    return read_json(folder / "result.json", RUN_AGAIN).get("data", {}).get("content_sha256")
 
 
 def prepare_data(cells: Sequence[Cell], settings: Settings) -> None:
@@ -198,7 +197,9 @@ def prepare_named(what: str, overrides: Sequence[str], settings: Settings) -> li
     Raises SpecError for an unknown name or a bad spec, DataError where the data cannot be had.
     """
     if what.endswith((".yaml", ".yml")) or Path(what).is_file():
-        cells = expand(read_document(Path(what), overrides)).cells
+        document = read_document(Path(what), overrides)
+        # the spec of a cell has no name, since its table has
+        cells = expand(replace(document, raw={"name": "prepare", **document.raw})).cells
     else:
         model = {"kind": "transformer", "tie": "decoder"}  # unused, and fit for any vocabularies
         raw = {"name": "prepare", "task": {"kind": "translation", "dataset": {"kind": what}}, "model": model}

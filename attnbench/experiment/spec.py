@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -126,7 +126,7 @@ class TableSpec(Spec):
     """`label`, or the axis whose values are the rows (its last name will do)."""
     cols: str | None = None
     """The axis whose values are the columns; left out: one line a row, one column a metric."""
-    value: str | list[str] = "test/bleu"
+    value: Annotated[str | list[str], Field(min_length=1)] = "test/bleu"
     """The metric of the cells, the first one where several are named; left out: the task's own."""
     reduce: Literal["mean_std", "mean", "max"] = "mean_std"
     """How seeds become one number."""

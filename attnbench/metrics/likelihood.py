@@ -1,4 +1,4 @@
-"""What a summed negative log-likelihood says of a model: perplexity, bits per character."""
+"""What a summed negative log-likelihood says of a model: perplexity."""
 
 from __future__ import annotations
 
@@ -16,8 +16,3 @@ def perplexity(nats: float, tokens: int) -> float | None:
         return math.exp(nats / tokens)
     except OverflowError:
         return math.inf
-
-
-def bits_per_character(nats: float, characters: int) -> float | None:
-    """nats / (characters * ln 2); None without characters."""
-    return nats / characters / math.log(2) if characters else None

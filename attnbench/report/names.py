@@ -15,7 +15,6 @@ _WORDS = {
     "wrong_counts": "% blocks with another number of sentences",
     "chrf": "chrF",
     "ppl": "perplexity",
-    "bpc": "BPC",
     "tokens_per_s": "ktok/s",
     "params": "parameters",
     "exact": "exact match",
@@ -29,14 +28,14 @@ _WORDS = {
     "ms_per_step": "ms/step",
 }
 _LOWER = {
-    "loss", "nll", "ppl", "bpc", "seconds", "seconds_per_epoch", "ms_per_step", "rep", "drop", "aer", "max_mem_mb",
+    "loss", "nll", "ppl", "seconds", "seconds_per_epoch", "ms_per_step", "rep", "drop", "max_mem_mb",
     "unfinished", "wrong_counts",
 }  # fmt: skip
-_HIGHER = {"bleu", "bleu_13a", "chrf", "exact", "exact_match", "meteor", "cider", "tokens_per_s"}
+_HIGHER = {"bleu", "bleu_13a", "chrf", "exact", "tokens_per_s"}
 _DECIMALS = {
     "attended": 1, "entropy": 2, "bleu": 2, "bleu_13a": 2, "d_bleu": 2, "d_bleu_13a": 2, "s_bleu": 2, "s_bleu_13a": 2,
     "wrong_counts": 1, "chrf": 2, "exact": 2, "loss": 3, "nll": 3, "ppl": 2,
-    "rep": 2, "drop": 2, "aer": 3, "bpc": 3, "bleu_bound": 2, "exact_bound": 2, "seconds_per_epoch": 2,
+    "rep": 2, "drop": 2, "bleu_bound": 2, "exact_bound": 2, "seconds_per_epoch": 2,
 }  # fmt: skip
 
 

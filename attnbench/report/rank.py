@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from attnbench.report.names import higher_is_better
-from attnbench.report.rows import REDUCERS, Row
+from attnbench.report.rows import Row
 
 LEVEL = 0.05
 Judge = Callable[[str, Row, Row], float | None]
@@ -32,7 +32,7 @@ def shown(row: Row, metric: str, reduce: str) -> float | None:
     stat = row.stats.get(metric)
     if stat is None:
         return None
-    return stat.best if REDUCERS[reduce] is max else stat.mean
+    return stat.highest if reduce == "max" else stat.mean
 
 
 def rank(contests: Iterable[tuple[str, Sequence[Row]]], reduce: str, judge: Judge) -> Ranks:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from attnbench.core.errors import AttnbenchError
 from attnbench.report.collect import Cell, Scalar
 
-REDUCERS: dict[str, Callable[[Sequence[float]], float]] = {
-    "mean_std": statistics.fmean,
-    "mean": statistics.fmean,
-    "max": max,
-}
+REDUCERS = ("mean_std", "mean", "max")
+"""How the seeds of a row become one number."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,7 @@ class Stat:
 
     mean: float
     std: float | None
-    best: float
+    highest: float
     seeds: Mapping[int, float]
 
     @property

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from attnbench.core.errors import AttnbenchError
+from attnbench.core.errors import AttnbenchError, SpecError
 from attnbench.core.packed import packed
 from attnbench.core.tree import X, map_batch
 from attnbench.data.base import BOS, EOS, PAD, Batch
@@ -167,6 +167,12 @@ class PairTask(ABC):
         """Outputs for raw source lines as a person is shown them, in their order."""
         device = next(model.parameters()).device
         encoded = [[*data.source_vocabulary.encode(line), EOS] for line in data.tokenize(lines)]
+        for number, ids in enumerate(encoded, 1):
+            if model.max_length is not None and len(ids) > model.max_length:
+                raise SpecError(
+                    f"line {number} has {len(ids)} tokens, and the model reads {model.max_length}; cut it, or give "
+                    "--set model.max_length=N, if its positions are not learned ones"
+                )
         order = sorted(range(len(encoded)), key=lambda line: len(encoded[line]))
         found: dict[int, str] = {}
         with packed(model):

@@ -16,6 +16,10 @@ from attnbench.core.errors import AttnbenchError
 from attnbench.core.files import folder_atomic, remove_folder
 
 
+class OtherModelError(AttnbenchError):
+    """Weights that belong to another model."""
+
+
 @dataclass
 class Window:
     """Sums over some updates: those since the last line of the log, or of an epoch."""
@@ -89,8 +93,8 @@ def _read_weights(model: nn.Module, path: Path) -> dict[str, Tensor]:
         ) from None
     own = _unique(model)
     if own.keys() != tensors.keys() or any(own[name].shape != tensors[name].shape for name in own):
-        raise AttnbenchError(
-            f"{path}: these weights belong to another model; remove the folder {path.parent}, or mend the spec"
+        raise OtherModelError(
+            f"{path}: these weights belong to another model; mend the spec, or remove the folder {path.parent}"
         )
     return tensors
 
@@ -110,8 +114,19 @@ def _unique(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainState) -> None:
-    """Write `folder`/step-<n>, renamed into place when whole."""
-    with folder_atomic(folder / _name(state.step)) as work:
+    """Write `folder`/step-<n>, renamed into place when whole. Raises AttnbenchError where it cannot be written."""
+    try:
+        _save_checkpoint(folder / _name(state.step), model, optimizer, state)
+    except OSError:
+        raise
+    except Exception as error:  # a full disk, as safetensors and torch tell it
+        raise AttnbenchError(
+            f"{folder}: checkpoint {state.step} cannot be written ({_line(error)}); free some space and run again"
+        ) from error
+
+
+def _save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainState) -> None:
+    with folder_atomic(path) as work:
         save_weights(model, work / "model.safetensors")
         content: dict[str, Any] = {
             "train": asdict(state),

@@ -55,15 +55,15 @@ def test_tables_show_calls_as_times_and_rates_as_speeds():
     calls = section(timing("base", 0.001), timing("a", 0.002, low=0.001))
     (table,) = tables([calls])
     assert table.head == ["", "g"]
-    assert table.lines == [["base", "1 ms x 1.00 ±0%"], ["a", "2 ms x 2.00 ±25%"]]
+    assert table.lines == [["base", "1 ms x 1.00"], ["a", "2 ms x 2.00 ±25%"]]
     rates = section(timing("base", 1.0, work=4000), timing("a", 2.0, work=4000, flops=1e9), unit="tokens", peak=1e9)
     (table,) = tables([rates])
-    assert table.lines == [["base", "4,000/s x 1.00 ±0%"], ["a", "2,000/s x 0.50, 50% of peak ±0%"]]
+    assert table.lines == [["base", "4,000/s x 1.00"], ["a", "2,000/s x 0.50, 50% of peak"]]
 
 
 def test_a_name_that_a_group_has_not_leaves_its_place_empty():
     (table,) = tables([section(timing("base", 1e-5), timing("a", 1e-5, group="h"))])
-    assert table.lines == [["base", "10 us x 1.00 ±0%", ""], ["a", "", "10 us ±0%"]]
+    assert table.lines == [["base", "10 us x 1.00", ""], ["a", "", "10 us"]]
 
 
 def test_memory_has_a_table_of_its_own():
@@ -77,7 +77,7 @@ def test_markdown_holds_every_line():
     text = markdown(list(tables([section(timing("base", 1.0))])), ["signature"], "attnbench speed ops")
     assert text.splitlines() == [
         "`attnbench speed ops`", "", "- signature", "", "## some", "", "|  | g |", "| --- | --- |",
-        "| base | 1 s x 1.00 ±0% |",
+        "| base | 1 s x 1.00 |",
     ]  # fmt: skip
 
 

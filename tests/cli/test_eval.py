@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -45,6 +46,42 @@ def test_the_best_weights_are_not_silently_others(invoke, cell):
     state["train"]["best_step"] = 1
     torch.save(state, newest / "state.pt")
     assert "the best checkpoint, step 1, is gone; choose one with --step" in invoke("eval", cell, code=4).stderr
+
+
+def test_text_is_read_as_training_text_is(invoke, cell, tmp_path):
+    plain = invoke("eval", cell, "--input", "-", stdin="the dog sleep .\n").stdout
+    (tmp_path / "marked.txt").write_bytes("\ufeffthe dog sleep .\r\n".encode())
+    (tmp_path / "packed.gz").write_bytes(gzip.compress(b"the dog sleep .\n"))
+    for name in ("marked.txt", "packed.gz"):
+        assert invoke("eval", cell, "--input", name).stdout == plain
+    assert invoke("eval", cell, "--input", "-", stdin="\ufeffthe dog sleep .").stdout == plain
+    assert "nosuch: cannot be read" in invoke("eval", cell, "--input", "nosuch", code=4).stderr
+
+
+def test_a_line_that_is_too_long_is_named(invoke, cell):
+    told = invoke("eval", cell, "--input", "-", stdin="the dog\n" + "dog " * 3000 + "\n", code=2).stderr
+    assert "line 2 has 3001 tokens" in told
+    assert "--set model.max_length=N" in told
+
+
+def test_another_model_is_the_option_s_fault(invoke, cell):
+    told = invoke("eval", cell, "--set", "model.layers=3", code=2).stderr
+    assert "--set model.layers=3: makes another model than was trained" in told
+    assert "remove" not in told
+
+
+def test_what_it_says_of_data_that_are_gone_helps(invoke, cell, tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTNBENCH_CACHE", str(tmp_path / "another"))
+    told = invoke("eval", cell, code=4).stderr
+    command = told.split("run attnbench ")[1].split()
+    invoke(*command)
+    assert "test/bleu" in invoke("eval", cell).stdout
+
+
+@pytest.mark.parametrize("content", ["", "{", "\u00ff"])
+def test_a_damaged_result_is_named(invoke, cell, content):
+    (cell / "result.json").write_text(content, encoding="latin-1")
+    assert "result.json is damaged: delete it and run the cell again" in invoke("eval", cell, code=1).stderr
 
 
 @pytest.mark.parametrize(("options", "words"), [

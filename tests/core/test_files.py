@@ -17,6 +17,7 @@ from attnbench.core.files import (
     dump_yaml,
     folder_atomic,
     parse_yaml,
+    read_json,
     read_jsonl,
     remove_folder,
     sweep,
@@ -223,6 +224,29 @@ def test_remove_folder(tmp_path: Path):
     remove_folder(tmp_path / "folder")
     assert os.listdir(tmp_path) == []
     sweep(tmp_path / "absent")
+
+
+def test_a_link_stays_one_and_what_is_no_file_is_written_to(tmp_path: Path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder" / "there")
+    for content in ("one", "two"):
+        write_atomic(tmp_path / "link", content)
+        assert (tmp_path / "folder" / "there").read_text() == content
+    assert (tmp_path / "link").is_symlink()
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_atomic(tmp_path / "pipe", "through")
+    assert os.read(reader, 99) == b"through"
+    os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_damaged_json_is_named_with_its_mend(tmp_path: Path):
+    (tmp_path / "a.json").write_bytes(b"\xff{")
+    with pytest.raises(AttnbenchError, match=r"a\.json is damaged: bury it"):
+        read_json(tmp_path / "a.json", "bury it")
+    with pytest.raises(FileNotFoundError):
+        read_json(tmp_path / "b.json", "")
 
 
 def test_json_is_written_for_people(tmp_path: Path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from attnbench.core.errors import DataError
-from attnbench.data.lines import count_lines, read_lines
+from attnbench.data.lines import read_lines
 
 
 def texts(path: Path) -> list[str]:
@@ -27,7 +27,6 @@ def test_only_line_feeds_end_lines(tmp_path: Path) -> None:
     path.write_bytes(f"\ufeff{odd}\r\nsecond\n\nlast".encode())
     assert texts(path) == [odd, "second", "", "last"]
     assert [line.number for line in read_lines(path)] == [1, 2, 3, 4]
-    assert count_lines(path) == 4
 
 
 def test_an_empty_file_has_no_lines(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnbench.data.pack import pack
-from attnbench.data.store import TextLines, write_text
+from attnbench.data.store import TextLines, TextWriter
 
 
 class Words:
@@ -24,7 +24,9 @@ def packed(folder, sentences, limit):
     """(document, source sentences, target sentences) of each block, and what `pack` counts."""
     sides = {"docs": 0, "src.txt": 1, "tgt.txt": 2, "tgt.raw": 2}
     for name, place in sides.items():
-        write_text(folder / f"test.{name}", [sentence[place] for sentence in sentences])
+        with TextWriter(folder / f"test.{name}") as writer:
+            for sentence in sentences:
+                writer.write(sentence[place])
     counts = pack(folder, "test", (Words(), Words()), limit)  # pyright: ignore[reportArgumentType]
     columns = [list(TextLines(folder / f"test.{name}")) for name in sides]
     assert columns[2] == columns[3]

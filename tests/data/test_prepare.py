@@ -112,6 +112,20 @@ def test_changed_files_of_the_user_are_prepared_again(tmp_path: Path, caplog: py
     assert "a.en is not what it was when it was prepared" in caplog.text
     (tmp_path / "text" / "a.en").unlink()  # prepared data outlive the files they were made from
     assert prepare(mine, cache=tmp_path / "cache") == path
+    assert "a.en is not here; what was prepared from files of these names before serves" in caplog.text
+
+
+def test_a_folder_that_is_named_is_one_and_holds_the_files(tmp_path: Path) -> None:
+    text(tmp_path, "a.de", SOURCE)
+    text(tmp_path, "a.en", TARGET)
+    train = {"source": "a.de", "target": "a.en"}
+    dataset = {"kind": "parallel", "languages": ["de", "en"], "train": train, "hold_every": 3}
+    mine = Recipe.model_validate({"dataset": dataset, "tokenizer": "word"})
+    prepare(mine, cache=tmp_path / "cache", source=tmp_path)
+    (tmp_path / "empty").mkdir()
+    for folder, words in (("empty", "a.de: is not there"), ("nosuch", "no such folder"), ("a.de", "no such folder")):
+        with pytest.raises(DataError, match=words):
+            prepare(mine, cache=tmp_path / "cache", source=tmp_path / folder)
 
 
 def released(folder: Path, dog: str = "Ein Hund .") -> Path:

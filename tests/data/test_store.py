@@ -7,16 +7,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from attnbench.data.store import IdLists, IdsWriter, TextLines, TextWriter, ids_dtype, write_text
+from attnbench.data.store import IdLists, IdsWriter, TextLines, TextWriter, ids_dtype
 
 LINES = st.lists(st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\n")), max_size=20)
 quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+def written(path: Path, lines: list[str]) -> int:
+    with TextWriter(path) as writer:
+        for line in lines:
+            writer.write(line)
+    return writer.rows
+
+
 @quick
 @given(lines=LINES)
 def test_lines_come_back_by_number(tmp_path: Path, lines: list[str]) -> None:
-    assert write_text(tmp_path / "a.txt", lines) == len(lines)
+    assert written(tmp_path / "a.txt", lines) == len(lines)
     read = TextLines(tmp_path / "a.txt")
     assert len(read) == len(lines)
     assert list(read) == lines
@@ -26,7 +33,7 @@ def test_lines_come_back_by_number(tmp_path: Path, lines: list[str]) -> None:
 
 
 def test_negative_and_absent_lines(tmp_path: Path) -> None:
-    write_text(tmp_path / "a.txt", ["x", "y"])
+    written(tmp_path / "a.txt", ["x", "y"])
     read = TextLines(tmp_path / "a.txt")
     assert read[-1] == "y"
     with pytest.raises(IndexError):

@@ -177,6 +177,15 @@ def test_ablate_sparsify_and_any_path(bench: Any):
     assert found[-1].spec.model.attention.cross.sparsify == "both"
 
 
+def test_ablate_a_whole_part_or_a_whole_cell(bench: Any):
+    parts = ablated(bench, HEAD, "search=greedy,beam")
+    assert [cell.spec.search.kind for cell in parts] == ["greedy", "beam"]
+    option = "cell=[{label: short, train: {max_steps: 7}}, {label: long, train: {max_steps: 9}}]"
+    assert [(cell.label, cell.spec.train.max_steps) for cell in ablated(bench, HEAD, option)] == [
+        ("short", 7), ("long", 9),
+    ]  # fmt: skip
+
+
 def test_an_axis_given_takes_the_place_of_the_specs(bench: Any):
     text = attention("{}\ngrid:\n  more_seeds: {pre: [1, 2]}\n  axes: {model.norm: [pre, post], train.clip: [1, 2]}")
     assert [cell.label for cell in ablated(bench, text, "model.norm=post")] == ["post clip-1", "post clip-2"]

@@ -169,10 +169,17 @@ def test_a_cell_does_not_depend_on_its_neighbours(bench: Any):
     assert both[1].digest == alone[0].digest
 
 
+def test_a_table_whose_axis_the_command_line_took_away_has_the_labels_as_rows(bench: Any):
+    text = "grid: {axes: {model.norm: [pre, post]}}\ntable: {rows: norm, cols: norm}\n"
+    assert expand(read_document(bench.write(HEAD + text))).table.rows == "norm"
+    table = expand(read_document(bench.write(HEAD + text), ["grid.axes={}"])).table
+    assert (table.rows, table.cols) == ("label", None)
+
+
 def test_labels_name_and_table_are_no_part_of_the_digest(bench: Any):
     one = cells(bench, "grid: {axes: {model.norm: [{label: x, kind: pre}]}}\n".replace("{label: x, kind: pre}", "pre"))
     text = (
-        HEAD.replace("some/grid", "another") + "table: {rows: norm}\ngrid: {axes: {model: [{label: x, norm: pre}]}}\n"
+        HEAD.replace("some/grid", "another") + "table: {rows: model}\ngrid: {axes: {model: [{label: x, norm: pre}]}}\n"
     )
     other = expand(read_document(bench.write(text))).cells
     assert one[0].digest == other[0].digest
@@ -236,6 +243,12 @@ def test_a_resolved_cell_read_back_is_the_same_cell(bench: Any):
             "spec.yaml:15: grid.axes.train: ", "two entries are called 'a'",
         ),
         ("train: {select: bleu}\n", "spec.yaml:", "validate_bleu"),
+        (
+            "grid: {axes: {model.norm: [pre]}}\ntable:\n  rows: nrom\n",
+            "spec.yaml:13: table.rows: ", "did you mean 'norm'?",
+        ),
+        ("grid: {axes: {model.norm: [pre]}}\ntable: {cols: seed}\n", "spec.yaml:12: table.cols: ", "unknown axis"),
+        ("table:\n  value: []\n", "spec.yaml:12: table.value", "at least 1"),
     ],
 )  # fmt: skip
 def test_a_fault_is_told_at_its_file_line_and_path(bench: Any, text: str, place: str, words: str):

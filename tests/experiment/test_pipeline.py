@@ -230,6 +230,25 @@ def test_a_best_checkpoint_that_is_gone_is_told(bench: Any):
         finish(bench, experiment)
 
 
+def test_data_that_change_while_a_cell_trains_fail_it(bench: Any, monkeypatch: pytest.MonkeyPatch):
+    """Prepared anew by another command, from other files of the same names: the rest would be another corpus."""
+    hashes = iter("ab")  # as it begins, and when all is scored
+    monkeypatch.setattr("attnbench.experiment.pipeline.content_sha256", lambda _: next(hashes))
+    with pytest.raises(AttnbenchError, match="not those that this cell began with; prepare them again"):
+        finish(bench, bench.experiment())
+    assert not list(bench.runs.glob("*/cells/*/result.json"))
+
+
+@pytest.mark.parametrize("name", ["checkpoints/data.json", "env.json"])
+def test_a_damaged_file_of_a_cell_is_named(bench: Any, name: str):
+    experiment = bench.experiment()
+    folder, _, _ = finish(bench, experiment)
+    (folder / name).write_text("{")
+    (folder / "result.json").unlink()
+    with pytest.raises(AttnbenchError, match=f"{name} is damaged: delete it"):
+        finish(bench, experiment)
+
+
 def test_parameters_are_counted_without_making_them(bench: Any):
     spec = bench.experiment().cells[0].spec
     assert count_parameters(spec) == sum(parameter.numel() for parameter in build_model(spec).parameters())

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from attnbench.metrics.likelihood import bits_per_character, perplexity
+from attnbench.metrics.likelihood import perplexity
 
 
 def test_perplexity_of_a_uniform_guess_is_the_number_of_choices():
@@ -10,12 +10,7 @@ def test_perplexity_of_a_uniform_guess_is_the_number_of_choices():
     assert perplexity(0.0, 3) == 1.0
 
 
-def test_bits_of_a_uniform_guess_among_256():
-    assert bits_per_character(5 * math.log(256), 5) == pytest.approx(8)
-
-
 def test_nothing_to_count_and_too_much():
     assert perplexity(0.0, 0) is None
-    assert bits_per_character(0.0, 0) is None
     assert perplexity(1e6, 1) == math.inf
     assert math.isnan(perplexity(math.nan, 2))

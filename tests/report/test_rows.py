@@ -21,7 +21,7 @@ def test_statistics_are_those_of_the_standard_library(values: list[float]):
     assert stat.n == len(values)
     assert math.isclose(stat.mean, statistics.mean(values), rel_tol=1e-9, abs_tol=1e-9)
     assert stat.std == statistics.stdev(values)
-    assert stat.best == max(values)
+    assert stat.highest == max(values)
 
 
 def test_one_seed_has_no_spread_and_infinity_no_deviation():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
@@ -124,6 +125,16 @@ def test_a_damaged_checkpoint_names_its_mend(tmp_path: Path, name: str, harm: Ca
     with pytest.raises(AttnbenchError, match=f"{name}.*cannot be read.*remove the folder .*step-7") as caught:
         load_checkpoint(tmp_path, 7, model, optimizer)
     assert "\n" not in str(caught.value)
+
+
+def test_a_disk_that_is_full_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise SafetensorError("I/O error: File too large (os error 27)")
+
+    monkeypatch.setattr("attnbench.train.state.save_file", full)
+    with pytest.raises(AttnbenchError, match=r"checkpoint 1 cannot be written .*too large.*free some space"):
+        save_checkpoint(tmp_path, *stepped(1), TrainState(1))
+    assert not list(tmp_path.iterdir())
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path):

@@ -109,6 +109,8 @@ class Prepared(NamedTuple):
 
 def prepare(scores: Float[Tensor, "... K"], valid: Bool[Tensor, "..."] | None) -> Prepared:
     """Scores ready for a row-wise normaliser: widened, and masked with `where` so that no gradient leaks."""
+    if not scores.is_floating_point():  # weights of that type would all be 0 or 1
+        raise TypeError(f"scores are floating-point numbers, not {scores.dtype}; convert them, like scores.float()")
     wide = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
     alive = wide != -torch.inf  # NaN counts as alive: it must spoil its row
     if valid is not None:

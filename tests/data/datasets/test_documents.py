@@ -123,7 +123,7 @@ def test_held_documents_are_whole(given, prepared) -> None:
 
 def test_too_few_documents_to_hold_any_out_are_counted(given, prepared) -> None:
     give(given, "a", 2)
-    with pytest.raises(DataError, match=r"2 documents, was held out for valid; lower dataset\.hold_every"):
+    with pytest.raises(DataError, match=r"2 documents, was held out for valid; lower task\.dataset\.hold_every"):
         prepared(dataset(hold_every=3))
 
 
