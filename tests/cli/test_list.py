@@ -81,7 +81,3 @@ def test_an_unknown_name_has_a_neighbour():
 def test_prepare_shows_the_same_list(capsys: pytest.CaptureFixture[str]):
     show_datasets(as_json=True)
     assert json.loads(capsys.readouterr().out) == listed("datasets")
-
-
-def test_help_has_an_example():
-    assert "Example: attnbench list mechanisms topk" in run("--help")

@@ -74,7 +74,3 @@ def test_the_committed_schema_is_the_present_one():
     now = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     stale = "run: attnbench schema > experiments/schema.json"
     assert json.loads((ROOT / "experiments" / "schema.json").read_text(encoding="utf-8")) == json.loads(now), stale
-
-
-def test_help_has_an_example():
-    assert "Example: attnbench schema" in CliRunner().invoke(app, ["--help"]).stdout

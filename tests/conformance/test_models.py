@@ -449,7 +449,7 @@ def test_one_batch_is_learned_by_heart(raw):
         parameter.data += 0.2 * torch.randn_like(parameter)
     source, target_in, valid = batch()
     target_out = torch.cat([target_in[:, 1:], torch.full((len(TARGETS), 1), EOS)], dim=1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
     loss = torch.tensor(torch.inf)
     for _ in range(150):
         optimizer.zero_grad()
