@@ -11,8 +11,8 @@ from attnbench.bench.results import Section, relative
 
 _WIDTH = 9.0
 """Of the picture, in inches."""
-_DASHES = ("-", "--", ":")
-"""Of ten lines each, since colours come again."""
+_STYLES = (("-", "o"), ("--", "s"), (":", "^"))
+"""Dashes and markers of ten lines each, since colours come again."""
 _COSTS = [mantissa * 10.0**power for power in range(-4, 6) for mantissa in (1, 1.2, 1.5, 2, 3, 5, 7)]
 _TICKS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
@@ -46,7 +46,8 @@ def _lines(section: Section, axis: Any) -> None:
     for number, (name, points) in enumerate(series.items()):
         slope = (section.exponents or {}).get(name)
         label = name if slope is None else f"{name}: {slope:.2f}"
-        axis.loglog(*zip(*points, strict=True), _DASHES[number // 10 % len(_DASHES)], marker=".", label=label)
+        dashes, marker = _STYLES[number // 10 % len(_STYLES)]
+        axis.loglog(*zip(*points, strict=True), dashes, marker=marker, markersize=4, label=label)
     sizes = sorted({size for points in series.values() for size, _ in points})
     axis.set_xticks(sizes, [f"{size:,.0f}" for size in sizes])
     low, high = (pick(cost for points in series.values() for _, cost in points) for pick in (min, max))
@@ -54,9 +55,13 @@ def _lines(section: Section, axis: Any) -> None:
     if high < 100 * low and len(ticks) > 1:  # matplotlib alone would mark powers of ten, of which there is one at most
         axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.minorticks_off()
+    axis.set_xlabel(section.timings[0].group.rsplit(" ", 1)[0], fontsize="small")
     axis.set_ylabel("milliseconds")
     axis.grid(alpha=0.3)
-    axis.legend(fontsize="x-small", title="exponent", title_fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1))
+    axis.legend(
+        fontsize="x-small", title="exponent of the time", title_fontsize="x-small", handlelength=4,
+        loc="upper left", bbox_to_anchor=(1, 1),
+    )  # fmt: skip
 
 
 def _bars(section: Section, axis: Any) -> None:
@@ -74,5 +79,6 @@ def _bars(section: Section, axis: Any) -> None:
     axis.set_xlim(ticks[0], ticks[-1])
     axis.minorticks_off()
     axis.tick_params(axis="y", labelsize="xx-small")
-    axis.set_xlabel(f"speed against {' or '.join(section.baseline)}", fontsize="small")
+    base = " and ".join(section.baseline)
+    axis.set_xlabel(f"speed against {'the faster of ' if len(section.baseline) > 1 else ''}{base}", fontsize="small")
     axis.margins(y=0.01)

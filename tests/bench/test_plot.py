@@ -26,7 +26,7 @@ def test_bars_and_lines(tmp_path):
     assert draw([bars, lines], tmp_path / "speed.svg")
     text = (tmp_path / "speed.svg").read_text()
     assert ">speeds</text>" in text
-    for word in ("g   base", "g   other", "grows: 1.00", "milliseconds", "speed against base"):
+    for word in ("g   base", "g   other", "grows: 1.00", "length", "milliseconds", "speed against base"):
         assert f">{word}</text>" in text
     assert "lonely" not in text  # no baseline in its group: no ratio
     first = (tmp_path / "speed.svg").read_bytes()
