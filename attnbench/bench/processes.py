@@ -39,7 +39,11 @@ class Apart:
         self._process = context.Process(target=_serve, args=(other, recipe, threads), daemon=True)
         self._process.start()
         other.close()
-        group, name, work, flops, checked = self._answer()
+        try:
+            group, name, work, flops, checked = self._answer()
+        except AttnbenchError:
+            self.close()
+            raise
         check = (lambda: self._ask("check")) if checked else None
         self.case = Case(group, name, lambda: self._ask("run"), work, check, flops)
 

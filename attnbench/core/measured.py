@@ -19,10 +19,10 @@ _log = logging.getLogger(__name__)
 
 
 def once(file: str, figure: str, measure: Callable[[], float], of: str = "") -> float | None:
-    """The figure kept in that file of this processor, this torch and this many threads; measured where there is none.
+    """The figure that is kept for this processor, torch and number of threads; measured and kept where there is none.
 
-    file: one for each figure. of: what else it hangs on, a version of code for one. None where nothing can be kept:
-    each process would measure for itself, and not all the same.
+    file: one for each figure. of: what else it depends on, like a version of code. None where the cache cannot be
+    written: processes that each measure for themselves might decide differently.
     """
     path = _path(file, of)
     found = _kept(path, figure)

@@ -34,7 +34,7 @@ _PATIENCE = 120
 """Seconds that one compilation may take."""
 
 _PASSING = ("Killed", "out of memory", "No space left")
-"""What a compiler says that may do better another time."""
+"""In what a compiler says: faults that may be gone another time, so that they are not remembered."""
 
 _log = logging.getLogger(__name__)
 
@@ -173,12 +173,15 @@ def _compile(source: Path, target: Path) -> None:
     """Raises CalledProcessError with what the compiler said to the first way."""
     half = target.with_suffix(f".{os.getpid()}")
     said = ""
-    for machine in _MACHINE:
-        for threads in (("-fopenmp",), ()):  # without, loops run in one thread
-            command = [*(_command() or ()), *_FLAGS, *_SILENT, machine, *threads, str(source), "-o", str(half)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE)
-            if done.returncode == 0:
-                os.replace(half, target)
-                return
-            said = said or done.stderr.strip()[:500]
+    try:
+        for machine in _MACHINE:
+            for threads in (("-fopenmp",), ()):  # without, loops run in one thread
+                command = [*(_command() or ()), *_FLAGS, *_SILENT, machine, *threads, str(source), "-o", str(half)]
+                done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE)
+                if done.returncode == 0:
+                    os.replace(half, target)
+                    return
+                said = said or done.stderr.strip()[:500]
+    finally:
+        half.unlink(missing_ok=True)  # what a compiler that was stopped had written
     raise subprocess.CalledProcessError(1, str(source), stderr=said)

@@ -21,7 +21,8 @@ from attnbench.core import measured, native, products
 _ROWS = 64
 """Rows that the layout is chosen for; others are as right, and hardly slower."""
 _CLEARLY = 0.9
-"""Code compiled here is left where it has less of the library's speed with _ROWS rows; with fewer it gains more."""
+"""Below this part of the library's speed, with _ROWS rows, code compiled here is not used; with fewer rows it gains
+more."""
 _ERRORS = {torch.float32: 1e-6, torch.bfloat16: 1e-2}
 """How far a product may lie from its exact value, as a part of it."""
 _TURNS = 7

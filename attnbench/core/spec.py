@@ -145,7 +145,7 @@ _BRANCH = re.compile(r"str|int|float|bool|none|(list|dict|tuple|set|literal|cons
 
 
 def _united(faults: Sequence[tuple[YamlPath, str]], lines: Mapping[YamlPath, int | str]) -> list[tuple[YamlPath, str]]:
-    """The faults with one for all branches of a union: those of the branch that fits best, or all messages in one."""
+    """The faults, those of a union's branches reduced: to the branch that fits best, else to one that says all."""
     found: dict[YamlPath, list[str]] = {}
     unions: set[YamlPath] = set()
     for path, message in faults:

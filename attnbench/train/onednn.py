@@ -12,7 +12,7 @@ from attnbench.core import measured
 _ERROR = 1e-6
 """Most that a product may differ from the exact one, as a part of it."""
 _SLOWER = 0.8
-"""oneDNN is left where it has less than this of the default library's speed; nearer to 1 one check decides nothing."""
+"""Below this part of the default library's speed oneDNN is not used; nearer to 1 one check decides nothing."""
 _ROUNDS = 7
 _SIDE = 512
 

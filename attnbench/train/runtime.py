@@ -1,4 +1,4 @@
-"""Where training runs and in which precision: the only file that knows devices."""
+"""The device and precision of a training, and what is set for the whole process."""
 
 from __future__ import annotations
 

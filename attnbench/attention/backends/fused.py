@@ -20,19 +20,19 @@ from attnbench.attention.transforms.base import Fused, FusedKind
 from attnbench.core.errors import MissingExtraError
 
 WIDEST = 128
-"""Of a head, for queries and keys as for values."""
+"""The widest head: of queries and keys, and of values."""
 LEAST = 1e-5
-"""Of alpha - 1: softmax but for rounding."""
+"""The smallest alpha - 1 that is computed; below it entmax is softmax but for rounding."""
 _KINDS: dict[FusedKind, int] = {"softmax": 0, "topk": 0, "sparsemax": 1, "entmax15": 2, "entmax": 3}
 _EXCESS: dict[FusedKind, float] = {"softmax": 1.0, "topk": 1.0, "sparsemax": 1.0, "entmax15": 0.5}
 _ALL = 1 << 30
 """More keys than there are: top-k is softmax."""
 LONG: dict[FusedKind, int] = {"topk": 512, "sparsemax": 512, "entmax15": 1024}
-"""Keys from which on they are listed; an alpha nearer to 1 leaves more weights than lists pay for."""
+"""The fewest keys that are listed, by kind; an alpha nearer to 1 leaves more weights than lists pay for."""
 FEWEST = 64
-"""Queries from which on."""
+"""The fewest queries for which keys are listed."""
 _ROOM: dict[FusedKind, int] = {"topk": 64, "sparsemax": 64, "entmax15": 128}
-"""For the listed keys of a row."""
+"""The most keys that are listed for a row, by kind."""
 
 
 def attend(

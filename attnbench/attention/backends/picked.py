@@ -24,7 +24,7 @@ _LONGEST = 32
 _TABLES = 256
 """Such draws that are remembered."""
 _LARGEST = 1 << 18
-"""Keys of one of them, fewer than so many, of 2 bytes; a batch of longer sources draws for itself."""
+"""A draw of so many keys, of 2 bytes each, is no longer remembered; longer sources are drawn for each batch."""
 
 Seen = slice | Int[Tensor, "#H n"]
 """Keys in the order in which they stand: at even distances and the same for all heads, or listed."""
