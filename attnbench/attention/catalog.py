@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import types
-import typing
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 from torch import Tensor, nn
 
 from attnbench.attention.biases.base import biases
@@ -20,19 +17,11 @@ from attnbench.attention.patterns.base import PatternSpec, dense, patterns
 from attnbench.attention.scores.base import scores as score_family
 from attnbench.attention.transforms.base import ScoreTransform, transforms
 from attnbench.attention.types import Dims, Positions, Role
-from attnbench.core.registry import Family, Registry
+from attnbench.core.describe import Parameter, parameters, summary
+from attnbench.core.registry import Registry
 from attnbench.core.spec import Spec, dotted, problems, unknown
 
 S = TypeVar("S", bound=Spec)
-
-
-class Parameter(NamedTuple):
-    """One field of a mechanism. default is None where the field is required, too."""
-
-    type: str
-    default: Any
-    description: str
-    required: bool = False
 
 
 class Mechanism(NamedTuple):
@@ -151,41 +140,5 @@ def mechanisms() -> list[Mechanism]:
 
 def _describe(family: Registry[Any], name: str) -> Mechanism:
     cls: type[Spec] = family.get(name)
-    parameters = {
-        key: Parameter(
-            _field_type(field), None if field.is_required() else _plain(field), field.description or "",
-            field.is_required(),
-        )
-        for key, field in cls.model_fields.items()
-        if key != "kind"
-    }  # fmt: skip
     paper = getattr(cls, "paper", "")
-    return Mechanism(family.noun, name, parameters, paper, (cls.__doc__ or "").strip().split("\n")[0])
-
-
-def _plain(field: FieldInfo) -> Any:
-    default = field.get_default(call_default_factory=True)
-    return default.dump() if isinstance(default, Spec) else default
-
-
-def _field_type(field: FieldInfo) -> str:
-    """A member of a family is called what the family calls it: `transform`."""
-    family = next((mark for mark in field.metadata if isinstance(mark, Family)), None)
-    return _type_name(field.annotation) if family is None else family.registry().noun
-
-
-def _type_name(annotation: Any) -> str:
-    """The type as a YAML writer would say it: `int | null`, `threshold | index`."""
-    origin = typing.get_origin(annotation)
-    arguments = typing.get_args(annotation)
-    if origin is Literal:
-        return " | ".join(str(value) for value in arguments)
-    if origin in (typing.Union, types.UnionType):
-        return " | ".join(_type_name(part) for part in arguments)
-    if origin is typing.Annotated:
-        return _type_name(arguments[0])
-    if annotation in (None, types.NoneType):
-        return "null"
-    if arguments:
-        return f"{getattr(origin, '__name__', origin)} of {', '.join(_type_name(part) for part in arguments)}"
-    return getattr(annotation, "__name__", str(annotation))
+    return Mechanism(family.noun, name, parameters(cls), paper, summary(cls))

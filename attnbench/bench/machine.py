@@ -9,8 +9,9 @@ import torch
 
 from attnbench.bench.timer import seconds
 from attnbench.core import native, packed, processor
-from attnbench.train.onednn import onednn_in_use, use_onednn_float32
-from attnbench.train.runtime import keep_freed_memory, multiplies_bfloat16
+from attnbench.train.machine import facts
+from attnbench.train.onednn import relative_error, use_onednn_float32
+from attnbench.train.runtime import Runtime, keep_freed_memory, multiplies_bfloat16
 
 _SIDE = {"cpu": 1024, "cuda": 8192}
 """Side of the matrices whose product is timed."""
@@ -46,7 +47,7 @@ def set_up(device: torch.device) -> list[Choice]:
     before = _fastest(lambda: left @ right, device)
     sent = use_onednn_float32()
     after = _fastest(lambda: left @ right, device)
-    error = _error(left, right)
+    error = relative_error(left @ right, left, right)
     products = f"{'oneDNN' if sent else 'the default library'} (relative error {error:.0e})"
     block = 1 << 25
     returned = _fastest(lambda: torch.empty(block, dtype=torch.int8).fill_(1), device)
@@ -83,27 +84,11 @@ def roofline(device: torch.device) -> Roofline:
     return Roofline(flops, 2 * len(block) / _fastest(lambda: other.copy_(block), device))
 
 
-def signature(device: torch.device, precision: str) -> dict[str, Any]:
-    """What a figure of speed hangs on, once the machine is set up; two figures with different ones are not compared."""
-    return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "processor": processor.name(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-        "precision": precision,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "products": "oneDNN" if onednn_in_use() else "default",
-        "searches": packed.chosen()[0] if device.type == "cpu" else None,
-        "compiled": native.engine(),
-    }
+def signature(runtime: Runtime) -> dict[str, Any]:
+    """What a figure of speed depends on, once the machine is set up; figures of different ones are not compared."""
+    return {**facts(runtime), "torch": torch.__version__, "python": platform.python_version()}
 
 
 def _fastest(run: Any, device: torch.device) -> float:
     run()
     return min(seconds(run, 1, device) for _ in range(7))
-
-
-def _error(left: torch.Tensor, right: torch.Tensor) -> float:
-    exact = left.double() @ right.double()
-    return float(((left @ right).double() - exact).norm() / exact.norm())

@@ -112,7 +112,7 @@ def run(
             "measure fp32"
         )
     choices: list[Choice] = set_up(place)
-    made = signature(place, runtime.precision)
+    made = signature(runtime)
     if earlier is not None:
         _same_kind(earlier, made)
     machine: Roofline = roofline(place)

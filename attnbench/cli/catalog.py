@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.cli import common
-from attnbench.core.spec import Spec
 
 Entry = dict[str, Any]
 
@@ -40,23 +39,17 @@ def corpora() -> list[Entry]:
 
 
 def models() -> list[Entry]:
+    from attnbench.core.describe import parameters, summary
     from attnbench.models.base import models as family
 
-    return [_model(family.get(kind)) for kind in family.kinds()]
-
-
-def _model(cls: Any) -> Entry:
-    fields = {}
-    for name, field in cls.model_fields.items():
-        if name != "kind":
-            default: Any = None if field.is_required() else field.get_default(call_default_factory=True)
-            fields[name] = {
-                "default": default.dump() if isinstance(default, Spec) else default,
-                "description": field.description or "",
-                "required": field.is_required(),
-            }
-    description = (cls.__doc__ or "").strip().split("\n")[0]
-    return {"name": cls.model_fields["kind"].default, "description": description, "parameters": fields}
+    return [
+        {
+            "name": kind,
+            "description": summary(family.get(kind)),
+            "parameters": {name: each._asdict() for name, each in parameters(family.get(kind)).items()},
+        }
+        for kind in family.kinds()
+    ]
 
 
 def specs() -> list[Entry]:

@@ -9,11 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import attnbench
-from attnbench.core import native, packed, processor
-from attnbench.train.onednn import onednn_in_use
+from attnbench.train.machine import facts
 from attnbench.train.runtime import Runtime
 
 _PACKAGES = ("torch", "numpy", "tokenizers", "sacrebleu", "sacremoses", "safetensors", "pydantic")
@@ -40,7 +37,6 @@ def _git(folder: Path, *arguments: str) -> str:
 
 def environment(runtime: Runtime) -> dict[str, Any]:
     """One attempt in the env.json of a run. Names no user and no path."""
-    device = runtime.device
     commit, dirty = git_state()
     return {
         "attnbench": attnbench.__version__,
@@ -48,13 +44,6 @@ def environment(runtime: Runtime) -> dict[str, Any]:
         "dirty": dirty,
         "python": sys.version.split()[0],
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": processor.name(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "precision": runtime.precision,
-        "threads": torch.get_num_threads(),
-        "products": "oneDNN" if onednn_in_use() else "default",
-        "searches": packed.chosen()[0] if device.type == "cpu" else None,
-        "compiled": native.engine(),
+        **facts(runtime),
         "packages": {name: metadata.version(name) for name in _PACKAGES},
     }

@@ -34,7 +34,7 @@ def use_onednn_float32() -> bool:
     matmul.fp32_precision = "bf16"
     found = left @ right
     # where torch knows no oneDNN for them the setting changes nothing
-    if torch.equal(found, default) or _error(found, left, right) > _ERROR or not _pays(matmul):
+    if torch.equal(found, default) or relative_error(found, left, right) > _ERROR or not _pays(matmul):
         matmul.fp32_precision = "none"
         return False
     return True
@@ -57,7 +57,8 @@ def _pair(side: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(side, side, generator=own), torch.randn(side, side, generator=own)
 
 
-def _error(found: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> float:
+def relative_error(found: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> float:
+    """How far `found` lies from the exact product of two matrices, as a part of it."""
     exact = left.double() @ right.double()
     return float((found.double() - exact).norm() / exact.norm())
 

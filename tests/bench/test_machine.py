@@ -7,6 +7,7 @@ import torch
 
 from attnbench.bench import machine
 from attnbench.bench.machine import Roofline
+from attnbench.train.runtime import Runtime
 
 
 def test_the_better_of_two_measurements_counts():
@@ -17,11 +18,11 @@ def test_the_better_of_two_measurements_counts():
 @pytest.mark.parametrize(("used", "chosen"), [(True, "oneDNN"), (False, "the default library")])
 def test_what_multiplies_is_told_as_it_is(used, chosen, monkeypatch):
     monkeypatch.setattr(machine, "use_onednn_float32", lambda: used)
-    monkeypatch.setattr(machine, "onednn_in_use", lambda: used)
+    monkeypatch.setattr("attnbench.train.machine.onednn_in_use", lambda: used)
     found = {choice.what: choice for choice in machine.set_up(torch.device("cpu"))}["float32 matrix products"]
     assert found.chosen.startswith(chosen)
     assert (found.gain is not None) is used
-    assert machine.signature(torch.device("cpu"), "fp32")["products"] == ("oneDNN" if used else "default")
+    assert machine.signature(Runtime(torch.device("cpu")))["products"] == ("oneDNN" if used else "default")
 
 
 @pytest.mark.parametrize(("found", "chosen", "gain"), [

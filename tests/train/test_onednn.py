@@ -30,7 +30,7 @@ def matmul(tmp_path, monkeypatch) -> Any:
 def exact(matmul, monkeypatch):
     """A processor on which oneDNN gives other last digits than the default library, and is as exact."""
     monkeypatch.setattr(onednn.torch, "equal", lambda *pair: False)
-    monkeypatch.setattr(onednn, "_error", lambda *given: 2e-7)
+    monkeypatch.setattr(onednn, "relative_error", lambda *given: 2e-7)
     return matmul
 
 
@@ -109,7 +109,7 @@ def test_a_kept_choice_is_read_where_nothing_can_be_written(exact, monkeypatch, 
 
 def test_lower_accuracy_is_never_taken(exact, monkeypatch):
     asked = gained(monkeypatch, 9.0)
-    monkeypatch.setattr(onednn, "_error", lambda *given: 1e-3)
+    monkeypatch.setattr(onednn, "relative_error", lambda *given: 1e-3)
     assert not onednn.use_onednn_float32()
     assert exact.fp32_precision == "none"
     assert not asked
