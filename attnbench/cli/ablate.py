@@ -13,7 +13,11 @@ def ablate(
     spec: common.SpecPath = None,
     axis: Annotated[
         list[str] | None,
-        typer.Option("--axis", help="name=value,value; transform, pattern, site, sparsify, budget or a dotted path."),
+        typer.Option(
+            "--axis",
+            help="name=value,value; transform, pattern, site, sparsify, budget, search or another part, cell, or a "
+            "dotted path.",
+        ),
     ] = None,
     seed: common.Seed = None,
     seeds: common.Seeds = None,

@@ -70,9 +70,11 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(1) from None
         except (MemoryError, RuntimeError) as error:
             said = (str(error).strip() or "no more can be had").splitlines()[0]
-            if not isinstance(error, MemoryError) and not re.search(r"allocate memory|out of memory", said):
+            if not isinstance(error, MemoryError) and not re.search(
+                r"allocate memory|out of memory|ALLOC_FAILED", said
+            ):
                 raise
-            typer.echo(f"error: {said}; smaller batches or a smaller beam (--set search.size=N) take less", err=True)
+            typer.echo(f"error: {said}; smaller batches take less, and so does a smaller beam", err=True)
             raise typer.Exit(1) from None
         except OSError as error:  # a disk that is full, a folder that may not be written
             place = f"{error.filename}: " if error.filename else ""

@@ -23,7 +23,9 @@ Overrides = Annotated[list[str] | None, typer.Option("--set", help="path=value l
 Seed = Annotated[int | None, typer.Option("--seed", help="One seed instead of the spec's.", min=0)]
 Seeds = Annotated[str | None, typer.Option("--seeds", help="Seeds with commas, instead of the spec's.")]
 Jobs = Annotated[int, typer.Option("--jobs", help="Cells at a time, each in a process of its own.", min=1)]
-Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:N; left out: a GPU if there is one.")]
+Device = Annotated[
+    str | None, typer.Option("--device", help="cpu, cuda, cuda:N, mps; left out: a CUDA GPU if there is one.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would run; write nothing.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start every cell over, finished ones too.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of the run folders.")]

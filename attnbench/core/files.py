@@ -37,11 +37,11 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     A link stays one, and a device or a pipe is written to, as nothing can take its place.
     """
     data = content.encode() if isinstance(content, str) else content
-    path = path.resolve() if path.is_symlink() else path
     if path.exists() and not path.is_file():
         with path.open("wb") as file:
             file.write(data)
         return
+    path = path.resolve() if path.is_symlink() else path
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -120,12 +120,13 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path, mend: str) -> Any:
-    """The document of a JSON file. Raises AttnbenchError, with what mends it, for a damaged one, OSError for none."""
-    try:
-        return json.loads(path.read_bytes())
-    except ValueError:
-        raise AttnbenchError(f"{path} is damaged: {mend}") from None
+def read_json(path: Path, mend: str) -> dict[str, Any]:
+    """The object of a JSON file. Raises AttnbenchError, with what mends it, for a damaged one, OSError for none."""
+    with suppress(ValueError):
+        found = json.loads(path.read_bytes())
+        if isinstance(found, dict):
+            return found
+    raise AttnbenchError(f"{path} is damaged: {mend}")
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

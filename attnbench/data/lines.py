@@ -12,9 +12,9 @@ from typing import IO, Any, NamedTuple
 from attnbench.core.errors import DataError
 
 SUFFIXES = (".gz", ".xz")
-_MAGIC: dict[str, tuple[bytes, Callable[[Path], Any]]] = {
-    ".gz": (b"\x1f\x8b", gzip.GzipFile),
-    ".xz": (b"\xfd7zXZ\x00", lzma.LZMAFile),
+_MAGIC: dict[str, tuple[bytes, Callable[[Any], Any]]] = {
+    ".gz": (b"\x1f\x8b", gzip.open),
+    ".xz": (b"\xfd7zXZ\x00", lzma.open),
 }
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _BOM = b"\xef\xbb\xbf"
@@ -33,16 +33,20 @@ def open_bytes(path: Path) -> IO[bytes]:
     Raises DataError if the file is absent, or is named .gz or .xz and is not.
     """
     try:
-        with path.open("rb") as file:
-            head = file.read(8)
+        file = path.open("rb")
+        head = file.peek(8)  # and not read: a pipe gives each byte once
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); check the path and its permissions") from None
     for magic, opener in _MAGIC.values():
         if head.startswith(magic):
+            if not path.is_file():
+                return opener(file)
+            file.close()  # what an opener opens itself it closes
             return opener(path)
     if path.suffix in _MAGIC and head:
+        file.close()
         raise DataError(f"{path}: is named {path.suffix} but is not such a file; fetch it again, or rename it")
-    return path.open("rb")
+    return file
 
 
 def read_lines(path: Path) -> Iterator[Line]:

@@ -48,7 +48,7 @@ def prepare(recipe: Recipe, *, cache: Path, source: Path | None = None, offline:
     recipe = recipe.plain()
     path = prepared_path(recipe, cache)
     if source is not None and not source.is_dir():
-        raise DataError(f"{source}: no such folder; name one with the files of {recipe.dataset.kind}")
+        raise DataError(f"{source}: no such folder, or a file; name a folder with the files of {recipe.dataset.kind}")
     try:
         ready = _ready(path, recipe, source)
         if not ready:
@@ -119,7 +119,7 @@ def _require_made_from(path: Path, recipe: Recipe, cache: Path, source: Path) ->
     if named := dataset.local_files(source):  # they are prepared again when they have changed
         for file in named:
             if not file.exists():
-                raise DataError(f"{file}: is not there, and --from names its folder; leave --from out to do without it")
+                raise DataError(f"{file}: is not there; leave --from out to use what was prepared of it before")
         return
     mend = f"leave --from out to use it as it is, or delete it, or set ATTNBENCH_CACHE to another folder ({path})"
     files, _ = obtain(dataset, cache, source)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,10 +53,9 @@ def load_trained(
         spec = CellSpec.model_validate(document.raw)
     except ValidationError as error:
         raise spec_error(error, document.source, document.lines) from None
-    changed = [f"--set {each}" for each in overrides]
-    at = require_prepared(
-        spec, cache, " ".join([str(folder / "spec.yaml"), *(each for each in changed if "task" in each)])
-    )
+    options = [("--set", each) for each in overrides if each.partition("=")[0].strip().split(".")[0] == "task"]
+    written = shlex.join([str(folder / "spec.yaml"), *itertools.chain(*options)])
+    at = require_prepared(spec, cache, written)
     require_same_data(folder, at)
     keep_freed_memory()
     use_onednn_float32()
@@ -62,11 +63,11 @@ def load_trained(
     try:
         steps = _load(model, folder / "checkpoints", spec, step)
     except OtherModelError:
+        changed = [each for each in overrides if each.partition("=")[0].strip().split(".")[0] in ("model", "task")]
         if not changed:
             raise
-        raise SpecError(
-            f"{' '.join(changed)}: makes another model than was trained; leave out what changes it"
-        ) from None
+        said = " ".join(f"--set {each}" for each in changed)
+        raise SpecError(f"{said}: makes another model than was trained; leave out what changes it") from None
     model.eval()
     return Trained(spec, spec.task.bind(), spec.task.open(at), model, steps)
 

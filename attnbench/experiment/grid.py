@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,13 +50,14 @@ class Cell:
 class Document:
     """A spec as read: its raw mapping with overrides applied, where each path was given, and the file it came from.
 
-    lines: the line of `source`, or the option of the command line.
+    lines: the line of `source`, or the option of the command line. axes: of the grid in the file itself.
     """
 
     raw: Raw
     lines: Mapping[YamlPath, int | str]
     source: str
     path: Path | None
+    axes: tuple[str, ...] = ()
 
     def at(self, *path: str | int) -> str:
         """The place of a path, or of its nearest parent, for the front of a message."""
@@ -69,7 +70,7 @@ class Document:
         lines = {at: line for at, line in self.lines.items() if at[: len(path)] != path}
         if origin is not None:
             _mark(lines, path, origin)
-        return Document(raw, lines, self.source, self.path)
+        return replace(self, raw=raw, lines=lines)
 
     def with_axis(self, axis: str, values: list[Any], origin: str | None = None) -> Document:
         """The document with one axis of its grid added or replaced. Raises SpecError where its grid is no mapping."""
@@ -133,7 +134,9 @@ def read_document(path: Path, overrides: Sequence[str] = ()) -> Document:
     raw, lines = parse_yaml(text, str(path))
     if not isinstance(raw, dict):
         raise SpecError(f"{path}: a spec is a mapping with the keys {', '.join(ExperimentSpec.model_fields)}")
-    document = Document(raw, lines, str(path), path)
+    grid = raw.get("grid")
+    axes = grid.get("axes") if isinstance(grid, Mapping) else None
+    document = Document(raw, lines, str(path), path, tuple(map(str, axes)) if isinstance(axes, Mapping) else ())
     for override in overrides:
         document = override_document(document, override)
     return document
@@ -241,23 +244,25 @@ def expand(document: Document, *, seeds: Sequence[int] = ()) -> Experiment:
 def _table(header: Header, cells: Sequence[Cell], document: Document) -> TableSpec:
     """The table over the axes that there are; one that names no metric shows that of the task.
 
-    Raises SpecError where rows or columns name no axis, unless the command line has put others in the place of the
-    spec's own.
+    Rows of an axis that the command line took away, or of a budget that no axis has, are the labels. Raises SpecError
+    where rows or columns name what is no axis.
     """
     table, axes = header.table, list(header.grid.axes)
-    known = ["label", *axes, *(path.rsplit(".", 1)[-1] for path in axes)]
+    known, once = ["label", *_called(axes)], _called(document.axes)
     changed: dict[str, Any] = {} if "value" in table.model_fields_set else {"value": cells[0].spec.task.primary}
-    others = any(
-        isinstance(document.lines.get(path), str)
-        for path in [("grid", "axes"), *(("grid", "axes", axis) for axis in axes)]
-    )
     for key, instead in (("rows", "label"), ("cols", None)):
         named = getattr(table, key)
-        if named is not None and named not in known:
-            if axes and not others:
-                raise SpecError(f"{document.at('table', key)}: table.{key}: {unknown('axis', named, known)}")
-            changed[key] = instead
+        if named is None or named in known:
+            continue
+        if axes and named not in once and named.rsplit(".", 1)[-1] != "budget":
+            raise SpecError(f"{document.at('table', key)}: table.{key}: {unknown('axis', named, known)}")
+        changed[key] = instead
     return table.model_copy(update=changed)
+
+
+def _called(axes: Iterable[str]) -> list[str]:
+    """What a table may call them: by the whole path, or by its last name."""
+    return [name for path in axes for name in dict.fromkeys((path, path.rsplit(".", 1)[-1]))]
 
 
 def _labels(axes: Mapping[str, list[Any]], document: Document) -> set[str]:

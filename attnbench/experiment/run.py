@@ -25,6 +25,7 @@ from attnbench.core.files import (
 )
 from attnbench.core.lock import LockedError, locked
 from attnbench.experiment.grid import Cell, Experiment
+from attnbench.experiment.spec import TableSpec
 
 log = logging.getLogger("attnbench")
 
@@ -191,7 +192,7 @@ def _write_grid(root: Path, experiment: Experiment, command: str) -> None:
             write_json(path, {**there, "cells": _joined(there["cells"], entries)})
             return
         log.info("%s: takes the place of a table with other cells, %d in all; they stay", root, len(there["cells"]))
-    write_atomic(root / "spec.yaml", dump_yaml(document.raw))
+    write_atomic(root / "spec.yaml", dump_yaml(_readable(document.raw, experiment.table)))
     write_json(
         path,
         {
@@ -203,6 +204,14 @@ def _write_grid(root: Path, experiment: Experiment, command: str) -> None:
             "cells": entries,
         },
     )
+
+
+def _readable(raw: Mapping[str, Any], table: TableSpec) -> dict[str, Any]:
+    """The spec with its table over the axes that there are, so that it can be read again without the options."""
+    given = raw.get("table")
+    if not isinstance(given, Mapping):
+        return dict(raw)
+    return {**raw, "table": {**given, **{key: getattr(table, key) for key in ("rows", "cols") if key in given}}}
 
 
 def _grid(path: Path) -> dict[str, Any] | None:

@@ -166,7 +166,8 @@ def comparison(experiment: Experiment) -> Comparison:
     systems = {str(key): str(value) for key, value in (section.get("map") or {}).items()}
     chosen = Comparison(paper.rows, where, systems)
     if not systems:  # rows that are called as the paper calls them
-        names = {str(getattr(row, chosen.key)) for row in paper.rows if _meets(row, where)}
+        found = (getattr(row, chosen.key) for row in paper.rows if where and _meets(row, where))
+        names = {str(name) for name in found if name is not None}
         chosen = Comparison(paper.rows, where, systems := {name: name for name in sorted(names)})
     return Comparison(paper.rows, where, systems, _notes(paper, chosen))
 
@@ -207,6 +208,8 @@ def _locate(experiment: Experiment, name: str) -> Path | None:
 
 
 def metric_of(row: Reported, values: Sequence[str]) -> str | None:
-    """Which of our value metrics a number stands beside: the one of its split (test unless it says otherwise)."""
+    """Which of our value metrics a number stands beside: the first of its split (test unless it says otherwise) that
+    the paper does not call otherwise."""
     split = row.split or "test"
-    return next((name for name in values if name.startswith(f"{split}/")), values[0] if values else None)
+    able = [name for name in values if BESIDE.get(name, row.metric) == row.metric]
+    return next((name for name in able if name.startswith(f"{split}/")), able[0] if able else None)

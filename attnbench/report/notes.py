@@ -117,7 +117,11 @@ def _untested(ranks: Ranks) -> list[str]:
         if metric in tested and rank.kind == "worse" and rank.p is None
     ]
     shown = [*left[:SHOWN], *([f"{len(left) - SHOWN} more"] if len(left) > SHOWN else [])]
-    return [f"not tested, since the lines to test on are not at hand: {', '.join(shown)}"] if left else []
+    return (
+        [f"not tested, for want of common seeds or of saved lines that give the scores: {', '.join(shown)}"]
+        if left
+        else []
+    )
 
 
 def _units(rows: Sequence[Row]) -> tuple[str, str]:

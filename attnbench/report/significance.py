@@ -50,7 +50,7 @@ class PairedTests:
         ours, theirs = (_joined([pair[side] for pair in pairs], metric.replace("/", ".") if kind is None else split)
                         for side in (0, 1))  # fmt: skip
         if not ours or not theirs:
-            self._blind = True
+            self._blind = self._blind or bool(pairs)
             return None
         key = f"{metric}:{_hash(signature, *ours, '', *theirs)}"
         p = self._kept.get(key)

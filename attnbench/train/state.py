@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from attnbench.core.errors import AttnbenchError
 from attnbench.core.files import folder_atomic, remove_folder
 
+_FULL = "I/O error|No space|File too large|PytorchStreamWriter|unexpected pos"
+"""How safetensors and torch tell of a disk that takes no more."""
+
 
 class OtherModelError(AttnbenchError):
     """Weights that belong to another model."""
@@ -114,12 +117,12 @@ def _unique(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainState) -> None:
-    """Write `folder`/step-<n>, renamed into place when whole. Raises AttnbenchError where it cannot be written."""
+    """Write `folder`/step-<n>, renamed into place when whole. Raises AttnbenchError where the disk is full."""
     try:
         _save_checkpoint(folder / _name(state.step), model, optimizer, state)
-    except OSError:
-        raise
-    except Exception as error:  # a full disk, as safetensors and torch tell it
+    except Exception as error:
+        if isinstance(error, OSError) or not re.search(_FULL, str(error)):
+            raise
         raise AttnbenchError(
             f"{folder}: checkpoint {state.step} cannot be written ({_line(error)}); free some space and run again"
         ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -81,9 +82,13 @@ def test_another_model_is_the_option_s_fault(invoke, cell):
 
 def test_what_it_says_of_data_that_are_gone_helps(invoke, cell, tmp_path, monkeypatch):
     monkeypatch.setenv("ATTNBENCH_CACHE", str(tmp_path / "another"))
-    told = invoke("eval", cell, code=4).stderr
-    command = told.split("run attnbench ")[1].split()
+    options = ["--set", "task.tokenizer={kind: word, joint: true}"]
+    told = invoke("eval", cell, *options, code=4).stderr
+    command = shlex.split(told.split("run attnbench ")[1])
+    assert command[-2:] == options
     invoke(*command)
+    monkeypatch.setenv("ATTNBENCH_CACHE", str(tmp_path / "a third"))
+    invoke(*shlex.split(invoke("eval", cell, code=4).stderr.split("run attnbench ")[1]))
     assert "test/bleu" in invoke("eval", cell).stdout
 
 

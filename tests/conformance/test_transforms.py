@@ -126,6 +126,11 @@ def test_adding_a_constant_changes_nothing(spec, apply, shift):
     close(apply(scores + shift), apply(scores))
 
 
+def test_whole_numbers_are_refused(apply):
+    with pytest.raises(TypeError, match="floating-point"):
+        apply(some_scores().long())
+
+
 def test_budget_is_kept():
     taken = 0
     for kind in transforms.kinds():

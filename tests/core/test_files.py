@@ -239,12 +239,18 @@ def test_a_link_stays_one_and_what_is_no_file_is_written_to(tmp_path: Path):
     assert os.read(reader, 99) == b"through"
     os.close(reader)
     assert (tmp_path / "pipe").is_fifo()
+    reader, writer = os.pipe()
+    write_atomic(Path(f"/dev/fd/{writer}"), "through")  # as /dev/stdout is, before a pipe
+    assert os.read(reader, 99) == b"through"
+    os.close(reader)
+    os.close(writer)
 
 
 def test_damaged_json_is_named_with_its_mend(tmp_path: Path):
-    (tmp_path / "a.json").write_bytes(b"\xff{")
-    with pytest.raises(AttnbenchError, match=r"a\.json is damaged: bury it"):
-        read_json(tmp_path / "a.json", "bury it")
+    for content in (b"\xff{", b"", b"[]"):
+        (tmp_path / "a.json").write_bytes(content)
+        with pytest.raises(AttnbenchError, match=r"a\.json is damaged: bury it"):
+            read_json(tmp_path / "a.json", "bury it")
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "b.json", "")
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,18 @@ def test_only_line_feeds_end_lines(tmp_path: Path) -> None:
     path.write_bytes(f"\ufeff{odd}\r\nsecond\n\nlast".encode())
     assert texts(path) == [odd, "second", "", "last"]
     assert [line.number for line in read_lines(path)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("pack", [lambda data: data, gzip.compress, lzma.compress])
+def test_a_pipe_gives_all_that_is_in_it(pack) -> None:
+    wanted = [f"line {number}" for number in range(3000)]
+    reader, writer = os.pipe()
+    content = pack("".join(f"{line}\n" for line in wanted).encode())
+    feeder = threading.Thread(target=lambda: os.fdopen(writer, "wb").write(content) and None)
+    feeder.start()
+    assert texts(Path(f"/dev/fd/{reader}")) == wanted
+    feeder.join()
+    os.close(reader)
 
 
 def test_an_empty_file_has_no_lines(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ import pytest
 
 from attnbench.core.errors import SpecError
 from attnbench.core.files import dump_yaml, parse_yaml
+from attnbench.experiment.axes import with_budgets
 from attnbench.experiment.grid import expand, only, override_document, place, read_document
+from attnbench.experiment.run import write_grid
 from attnbench.models.base import ModelSpec, models
 
 HEAD = """\
@@ -172,8 +174,24 @@ def test_a_cell_does_not_depend_on_its_neighbours(bench: Any):
 def test_a_table_whose_axis_the_command_line_took_away_has_the_labels_as_rows(bench: Any):
     text = "grid: {axes: {model.norm: [pre, post]}}\ntable: {rows: norm, cols: norm}\n"
     assert expand(read_document(bench.write(HEAD + text))).table.rows == "norm"
-    table = expand(read_document(bench.write(HEAD + text), ["grid.axes={}"])).table
-    assert (table.rows, table.cols) == ("label", None)
+    for taken in (["grid.axes={}"], ["grid={axes: {train.clip: [1.0, 2.0]}}"], ["grid.axes={train.clip: [1.0]}"]):
+        experiment = expand(read_document(bench.write(HEAD + text), taken))
+        assert (experiment.table.rows, experiment.table.cols) == ("label", None)
+        write_grid(bench.runs, experiment, "")
+        assert expand(read_document(bench.runs / "spec.yaml")).table == experiment.table
+    with pytest.raises(SpecError, match="unknown axis 'nrom'"):
+        expand(read_document(bench.write(HEAD + text), ["table.rows=nrom", "grid.axes={train.clip: [1.0]}"]))
+
+
+@pytest.mark.parametrize("rows", ["budget", "model.attention.default.budget"])
+@pytest.mark.parametrize("attention", [
+    "{cross: {transform: topk}}", "{encoder_self: {pattern: window}, cross: {transform: topk}}",
+])  # fmt: skip
+def test_a_table_of_budgets_waits_for_a_sweep(bench: Any, attention: str, rows: str):
+    text = f"name: g\ntask: {{kind: translation, dataset: demo}}\nmodel: {{tie: decoder, attention: {attention}}}\n"
+    document = read_document(bench.write(f"{text}table: {{rows: {rows}}}\n"))
+    for budgets in (None, [1, 2]):
+        assert expand(with_budgets(document, budgets)).table.rows in (rows, "label")
 
 
 def test_labels_name_and_table_are_no_part_of_the_digest(bench: Any):

@@ -145,6 +145,22 @@ def test_each_value_has_the_papers_number_beside_it(run_folder):
     assert all(f"{number} (recalled, medium confidence)" in page for number in (29.51, 3.37, 5.89))
 
 
+def test_a_number_stands_beside_its_own_metric_in_any_order(run_folder):
+    run = run_folder()
+    run.add("softmax", 1, 29.0, metrics={"test/rep": 3.1})
+    where = {"table": "ACL18 Table 1", "dataset": "iwslt14_de_en", "metric": "BLEU"}
+    folder = run.grid(
+        {**compare(where, {}), "value": ["test/rep", "test/bleu"]}, str(EXPERIMENTS / "constrained" / "s")
+    )
+    (row,) = group(collect(folder).cells)
+    compared = comparison(collect(folder))
+    found = {name: compared.beside(row, name, ["test/rep", "test/bleu"]) for name in ("test/rep", "test/bleu")}
+    assert {name: number and number.metric for name, number in found.items()} == {
+        "test/rep": "REP",
+        "test/bleu": "BLEU",
+    }
+
+
 def test_two_numbers_for_one_row_are_none(run_folder):
     run = run_folder()
     run.add("softmax")

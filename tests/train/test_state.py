@@ -137,6 +137,15 @@ def test_a_disk_that_is_full_is_told_as_such(tmp_path: Path, monkeypatch: pytest
     assert not list(tmp_path.iterdir())
 
 
+def test_a_fault_of_another_kind_stays_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def shared(*_: object) -> None:
+        raise RuntimeError("Some tensors share memory")
+
+    monkeypatch.setattr("attnbench.train.state.save_file", shared)
+    with pytest.raises(RuntimeError, match="share memory"):
+        save_checkpoint(tmp_path, *stepped(1), TrainState(1))
+
+
 def test_weights_of_another_model_are_refused(tmp_path: Path):
     save_checkpoint(tmp_path, *stepped(1), TrainState(1))
     wider = Tied()

@@ -20,8 +20,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attnbench.attention.transforms._simplex import check_mask, heed, mask, widen
-from attnbench.attention.transforms.base import TransformSpec
+from attnbench.attention.transforms._simplex import check_mask, heed, mask
+from attnbench.attention.transforms.base import TransformSpec, widen
 from attnbench.attention.types import Role
 
 OnInfeasible = Literal["raise", "saturate"]

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from attnbench.attention.transforms import _rows
-from attnbench.attention.transforms.base import Fused
+from attnbench.attention.transforms.base import Fused, widen
 
 ROUNDS = 64
 """Bound of the root searches, which end by themselves when no threshold moves (random rows: after 4 to 7 rounds)."""
@@ -47,11 +47,6 @@ class Rows(NamedTuple):
 
     centred: Float[Tensor, "... K"]
     spoilt: Bool[Tensor, "... 1"]
-
-
-def widen(scores: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:
-    """float16 and bfloat16 are computed in float32."""
-    return scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
 
 
 def mask(scores: Float[Tensor, "... K"], valid: Bool[Tensor, "..."] | None) -> Float[Tensor, "... K"]:

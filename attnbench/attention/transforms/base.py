@@ -107,11 +107,16 @@ class Prepared(NamedTuple):
     alive: Bool[Tensor, "... K"]
 
 
+def widen(scores: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:
+    """float16 and bfloat16 are computed in float32. Raises TypeError for integers, as which weights would be 0 or 1."""
+    if not scores.is_floating_point():
+        raise TypeError(f"scores are floating-point numbers, not {scores.dtype}; convert them, like scores.float()")
+    return scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
+
+
 def prepare(scores: Float[Tensor, "... K"], valid: Bool[Tensor, "..."] | None) -> Prepared:
     """Scores ready for a row-wise normaliser: widened, and masked with `where` so that no gradient leaks."""
-    if not scores.is_floating_point():  # weights of that type would all be 0 or 1
-        raise TypeError(f"scores are floating-point numbers, not {scores.dtype}; convert them, like scores.float()")
-    wide = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
+    wide = widen(scores)
     alive = wide != -torch.inf  # NaN counts as alive: it must spoil its row
     if valid is not None:
         alive = alive & valid

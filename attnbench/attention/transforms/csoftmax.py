@@ -14,7 +14,7 @@ from attnbench.attention.transforms.base import ScoreTransform, refuse, transfor
 from attnbench.attention.types import Dims
 
 ROUNDS = 12
-"""Newton's rounds; a row that still moves then is solved by order."""
+"""Newton's rounds; a row that still moves then is solved by `exact`."""
 
 
 def csoftmax(

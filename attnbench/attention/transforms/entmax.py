@@ -12,8 +12,8 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from attnbench.attention.transforms._entmax import SOFTMAX_BELOW, LearnedEntmaxFunction, slope, weigh
-from attnbench.attention.transforms._simplex import Normaliser, check_mask, normalise, widen
-from attnbench.attention.transforms.base import Fused, ScoreTransform, TransformSpec, refuse, transforms
+from attnbench.attention.transforms._simplex import Normaliser, check_mask, normalise
+from attnbench.attention.transforms.base import Fused, ScoreTransform, TransformSpec, refuse, transforms, widen
 from attnbench.attention.transforms.entmax15 import ENTMAX15
 from attnbench.attention.transforms.softmax import SOFTMAX
 from attnbench.attention.transforms.sparsemax import SPARSEMAX

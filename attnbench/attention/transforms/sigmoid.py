@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attnbench.attention.transforms._simplex import check_mask, heed, mask, widen
-from attnbench.attention.transforms.base import ScoreTransform, TransformSpec, refuse, transforms
+from attnbench.attention.transforms._simplex import check_mask, heed, mask
+from attnbench.attention.transforms.base import ScoreTransform, TransformSpec, refuse, transforms, widen
 from attnbench.attention.types import Dims
 
 
