@@ -188,7 +188,8 @@ def test_a_table_whose_axis_the_command_line_took_away_has_the_labels_as_rows(be
     "{cross: {transform: topk}}", "{encoder_self: {pattern: window}, cross: {transform: topk}}",
 ])  # fmt: skip
 def test_a_table_of_budgets_waits_for_a_sweep(bench: Any, attention: str, rows: str):
-    text = f"name: g\ntask: {{kind: translation, dataset: demo}}\nmodel: {{tie: decoder, attention: {attention}}}\n"
+    model = f"{{kind: transformer, tie: decoder, attention: {attention}}}"
+    text = f"name: g\ntask: {{kind: translation, dataset: demo}}\nmodel: {model}\n"
     document = read_document(bench.write(f"{text}table: {{rows: {rows}}}\n"))
     for budgets in (None, [1, 2]):
         assert expand(with_budgets(document, budgets)).table.rows in (rows, "label")
