@@ -53,7 +53,7 @@ def load_trained(
         spec = CellSpec.model_validate(document.raw)
     except ValidationError as error:
         raise spec_error(error, document.source, document.lines) from None
-    options = [("--set", each) for each in overrides if each.partition("=")[0].strip().split(".")[0] == "task"]
+    options = [("--set", each) for each in overrides if _part(each) == "task"]
     written = shlex.join([str(folder / "spec.yaml"), *itertools.chain(*options)])
     at = require_prepared(spec, cache, written)
     require_same_data(folder, at)
@@ -63,13 +63,18 @@ def load_trained(
     try:
         steps = _load(model, folder / "checkpoints", spec, step)
     except OtherModelError:
-        changed = [each for each in overrides if each.partition("=")[0].strip().split(".")[0] in ("model", "task")]
+        changed = [each for each in overrides if _part(each) in ("model", "task")]
         if not changed:
             raise
         said = " ".join(f"--set {each}" for each in changed)
         raise SpecError(f"{said}: makes another model than was trained; leave out what changes it") from None
     model.eval()
     return Trained(spec, spec.task.bind(), spec.task.open(at), model, steps)
+
+
+def _part(override: str) -> str:
+    """The part of the spec that a `key.path=value` changes."""
+    return override.partition("=")[0].strip().split(".")[0]
 
 
 def _cells(folder: Path) -> str:
