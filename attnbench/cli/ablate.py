@@ -16,7 +16,7 @@ def ablate(
         typer.Option(
             "--axis",
             help="name=value,value; transform, pattern, site, sparsify, budget, search or another part, cell, or a "
-            "dotted path.",
+            "dotted path; labels of the spec's own entries are values, too.",
         ),
     ] = None,
     seed: common.Seed = None,
@@ -36,7 +36,8 @@ def ablate(
     Example: attnbench ablate SPEC.yaml --axis 'transform=[softmax, {kind: topk, k: 8}, entmax15]' --seeds 1,2,3
     """
     from attnbench.experiment.axes import with_axis
-    from attnbench.experiment.grid import expand, read_document
+    from attnbench.experiment.document import read_document
+    from attnbench.experiment.grid import expand
 
     document = read_document(spec or common.packaged_spec("demo"), overrides or [])
     for option in axis or []:

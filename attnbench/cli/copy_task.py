@@ -32,7 +32,8 @@ def copy_task(
     Example: attnbench copy-task experiments/copy_seq2seq/lm1b.yaml --from DIR --seeds 1,2,3 --jobs 2
     """
     from attnbench.core.errors import SpecError
-    from attnbench.experiment.grid import expand, read_document
+    from attnbench.experiment.document import read_document
+    from attnbench.experiment.grid import expand
 
     document = read_document(spec or common.packaged_spec("copy"), overrides or [])
     experiment = expand(document, seeds=common.seeds_of(seed, seeds))

@@ -29,7 +29,8 @@ def sweep_k(
     Example: attnbench sweep-k experiments/explicit_sparse/multi30k-de-en.yaml --k 1,4,8,inf --seeds 1,2,3 --jobs 2
     """
     from attnbench.experiment.axes import parse_budgets, require_budgets, with_budgets
-    from attnbench.experiment.grid import expand, read_document
+    from attnbench.experiment.document import read_document
+    from attnbench.experiment.grid import expand
 
     document = read_document(spec or common.packaged_spec("demo"), overrides or [])
     document = with_budgets(document, parse_budgets(k) if k is not None else None)

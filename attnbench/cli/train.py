@@ -28,7 +28,8 @@ def train(
 
     Example: attnbench train experiments/explicit_sparse/multi30k-de-en.yaml --cell budget-8 --seed 1
     """
-    from attnbench.experiment.grid import expand, only, read_document
+    from attnbench.experiment.document import read_document
+    from attnbench.experiment.grid import expand, only
 
     experiment = expand(
         read_document(spec or common.packaged_spec("demo"), overrides or []), seeds=common.seeds_of(seed, None)

@@ -170,9 +170,9 @@ def _for_this_process(source: Path, name: str) -> ctypes.CDLL:
 
 
 def _compile(source: Path, target: Path) -> None:
-    """Raises CalledProcessError with what the compiler said to the first way."""
+    """Raises CalledProcessError with what the compiler said of the source, or of the first way."""
     half = target.with_suffix(f".{os.getpid()}")
-    said = ""
+    said: list[str] = []
     try:
         for machine in _MACHINE:
             for threads in (("-fopenmp",), ()):  # without, loops run in one thread
@@ -181,7 +181,10 @@ def _compile(source: Path, target: Path) -> None:
                 if done.returncode == 0:
                     os.replace(half, target)
                     return
-                said = said or done.stderr.strip()[:500]
+                said.append(done.stderr.strip()[:500])
     finally:
         half.unlink(missing_ok=True)  # what a compiler that was stopped had written
-    raise subprocess.CalledProcessError(1, str(source), stderr=said)
+    own = (
+        words for words in said if source.name in words
+    )  # the others speak of options, which not every compiler knows
+    raise subprocess.CalledProcessError(1, str(source), stderr=next(own, said[0]))

@@ -11,7 +11,8 @@ from attnbench.attention.types import Role
 from attnbench.core.errors import SpecError
 from attnbench.core.files import parse_yaml
 from attnbench.core.spec import unknown
-from attnbench.experiment.grid import Cell, Document, Experiment, header_of, place
+from attnbench.experiment.document import Document, header_of, label_of, place
+from attnbench.experiment.grid import Cell, Experiment
 from attnbench.experiment.spec import WHOLE_CELL, CellSpec
 from attnbench.models.base import models
 
@@ -162,7 +163,8 @@ def _with_topk(document: Document) -> Document:
 def with_axis(document: Document, option: str) -> Document:
     """The document with one axis from the command line: `transform=softmax,topk`, `site=all,cross`, `PATH=[...]`.
 
-    Raises SpecError when it is not of that form.
+    A value that is the label of an entry in the spec's own axis of that path is that entry. Raises SpecError when the
+    option is not of that form.
     """
     name, equals, text = option.partition("=")
     name = name.strip()
@@ -171,7 +173,7 @@ def with_axis(document: Document, option: str) -> Document:
     values, _ = parse_yaml(text if text.lstrip().startswith("[") else f"[{text}]", f"--axis {option}")
     if not isinstance(values, list) or not values:
         raise SpecError(f"--axis {option}: the values are a list, like transform=[softmax, {{kind: topk, k: 8}}]")
-    header_of(document)
+    written = header_of(document).grid.axes
     origin = f"--axis {option}"
     if name == "site":
         roles = _attention(document.raw).roles
@@ -179,7 +181,11 @@ def with_axis(document: Document, option: str) -> Document:
     whole = [WHOLE_CELL, *(key for key in CellSpec.model_fields if key != "seed")]
     if name not in (*_ALIASES, *whole) and "." not in name:
         raise SpecError(f"{origin}: {unknown('axis', name, [*_ALIASES, 'site', *whole, 'or a dotted path'])}")
-    return document.with_axis(_ALIASES.get(name, name), values, origin)
+    path = _ALIASES.get(name, name)
+    labelled = {str(label_of(entry)): entry for entry in written.get(path, [])}
+    return document.with_axis(
+        path, [labelled.get(value, value) if isinstance(value, str) else value for value in values], origin
+    )
 
 
 _ALIASES = {

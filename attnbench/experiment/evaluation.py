@@ -16,7 +16,7 @@ from attnbench.core.errors import DataError, SpecError
 from attnbench.core.files import read_json
 from attnbench.core.spec import spec_error, unknown
 from attnbench.data.corpus import Data
-from attnbench.experiment.grid import override_document, read_document
+from attnbench.experiment.document import override_document, read_document
 from attnbench.experiment.pipeline import RUN_AGAIN, build_model, require_prepared, require_same_data
 from attnbench.experiment.spec import CellSpec
 from attnbench.tasks.base import EVAL_TOKENS, Metrics, Task

@@ -1,4 +1,4 @@
-"""From a YAML text to cells: overrides applied, axes merged, every cell validated at its own lines."""
+"""From a document to cells: axes multiplied and merged, every cell validated at its own lines."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from attnbench.core.errors import SpecError
-from attnbench.core.files import YamlPath, parse_yaml
-from attnbench.core.spec import place as place_name
+from attnbench.core.files import YamlPath
 from attnbench.core.spec import spec_error, unknown
-from attnbench.experiment.spec import WHOLE_CELL, CellSpec, ExperimentSpec, Header, TableSpec
-
-Raw = dict[str, Any]
-_AXES = "grid.axes."
+from attnbench.experiment.document import Document, Raw, header_of, label_of, mark, place, speaks_for_itself
+from attnbench.experiment.spec import WHOLE_CELL, CellSpec, Header, TableSpec
 
 
 @dataclass(frozen=True)
@@ -47,63 +43,6 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Document:
-    """A spec as read: its raw mapping with overrides applied, where each path was given, and the file it came from.
-
-    lines: the line of `source`, or the option of the command line. axes: of the grid in the file itself.
-    """
-
-    raw: Raw
-    lines: Mapping[YamlPath, int | str]
-    source: str
-    path: Path | None
-    axes: tuple[str, ...] = ()
-
-    def at(self, *path: str | int) -> str:
-        """The place of a path, or of its nearest parent, for the front of a message."""
-        while path and path not in self.lines:
-            path = path[:-1]
-        return place_name(self.source, self.lines.get(path))
-
-    def laid_over(self, raw: Raw, path: YamlPath, origin: str | None) -> Document:
-        """The same document with another mapping, whose node at `path` was given by `origin`."""
-        lines = {at: line for at, line in self.lines.items() if at[: len(path)] != path}
-        if origin is not None:
-            _mark(lines, path, origin)
-        return replace(self, raw=raw, lines=lines)
-
-    def with_axis(self, axis: str, values: list[Any], origin: str | None = None) -> Document:
-        """The document with one axis of its grid added or replaced. Raises SpecError where its grid is no mapping."""
-        raw = copy.deepcopy(self.raw)
-        node = raw
-        for name in ("grid", "axes"):
-            if node.get(name) is None:
-                node[name] = {}
-            node = node[name]
-            if not isinstance(node, dict):
-                raise SpecError(f"{self.at('grid', 'axes')}: {name}: this is a mapping, not {node!r}")
-        self._forget_seeds(raw["grid"], node.get(axis), values)
-        node[axis] = values
-        return self.laid_over(raw, ("grid", "axes", axis), origin)
-
-    @classmethod
-    def forget_axes(cls, raw: Raw, axes: Any) -> None:
-        """Drop from `raw` the seeds of entries that its grid has no more once `axes` take the place of its own."""
-        grid = raw.get("grid")
-        if isinstance(grid, dict) and isinstance(grid.get("axes"), Mapping) and isinstance(axes, Mapping):
-            for path, values in grid["axes"].items():
-                cls._forget_seeds(grid, values, axes.get(path, []))
-
-    @staticmethod
-    def _forget_seeds(grid: Raw, old: Any, new: Any) -> None:
-        """Drop the seeds of entries that an axis no longer has."""
-        more = grid.get("more_seeds")
-        if isinstance(more, Mapping) and isinstance(old, list) and isinstance(new, list):
-            gone = {str(_label(value)[1]) for value in old} - {str(_label(value)[1]) for value in new}
-            grid["more_seeds"] = {label: seeds for label, seeds in more.items() if str(label) not in gone}
-
-
-@dataclass(frozen=True)
 class Experiment:
     """A validated grid of cells. document: what it came from. part: cells chosen from a grid, not the whole of it."""
 
@@ -116,99 +55,6 @@ class Experiment:
     @property
     def title(self) -> str:
         return self.name.rsplit("/", 1)[-1]
-
-
-def read_document(path: Path, overrides: Sequence[str] = ()) -> Document:
-    """Read a YAML file and apply `key.path=value` overrides (values parsed as YAML).
-
-    Raises SpecError when the file cannot be read, is no mapping, or an override is not of that form.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise SpecError(f"{path}: there is no such file; `attnbench list specs` shows the packaged specs") from None
-    except IsADirectoryError:
-        raise SpecError(f"{path}: this is a folder; name a YAML file in it") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: cannot be read as UTF-8 text ({error})") from None
-    raw, lines = parse_yaml(text, str(path))
-    if not isinstance(raw, dict):
-        raise SpecError(f"{path}: a spec is a mapping with the keys {', '.join(ExperimentSpec.model_fields)}")
-    grid = raw.get("grid")
-    axes = grid.get("axes") if isinstance(grid, Mapping) else None
-    document = Document(raw, lines, str(path), path, tuple(map(str, axes)) if isinstance(axes, Mapping) else ())
-    for override in overrides:
-        document = override_document(document, override)
-    return document
-
-
-def override_document(document: Document, override: str) -> Document:
-    """The document with one `key.path=value` laid over it."""
-    name, equals, text = override.partition("=")
-    if not equals or not name.strip():
-        raise SpecError(f"--set {override}: write it as key.path=value, like --set train.max_steps=500")
-    origin = f"--set {override}"
-    value, _ = parse_yaml(text, origin)
-    name = name.strip()
-    if name.startswith(_AXES):
-        return document.with_axis(name.removeprefix(_AXES), value, origin)
-    raw = copy.deepcopy(document.raw)
-    if name == "grid.axes":
-        document.forget_axes(raw, value)
-    try:
-        place(raw, name, value, merge=False)
-    except ValueError as error:
-        raise SpecError(f"{origin}: {error}") from None
-    return document.laid_over(raw, tuple(name.split(".")), origin)
-
-
-def place(raw: Raw, dotted: str, value: Any, *, merge: bool) -> None:
-    """Set the node that `dotted` names; a mapping is merged into a mapping when `merge` is set."""
-    *parents, last = dotted.split(".")
-    node: Any = raw
-    for name in parents:
-        child = node.get(name)
-        if child is None:
-            child = node[name] = {}
-        elif isinstance(child, str):
-            child = node[name] = {"kind": child}  # a bare name is a mapping with that kind
-        if not isinstance(child, dict):
-            raise ValueError(f"'{name}' in '{dotted}' is {child!r}, not a mapping")
-        node = child
-    present = node.get(last)
-    if merge and isinstance(value, Mapping):
-        if isinstance(present, str):
-            present = {"kind": present}
-        if isinstance(present, Mapping) and value.get("kind", present.get("kind")) == present.get("kind"):
-            node[last] = _merged(present, value)
-            return
-    node[last] = copy.deepcopy(value)
-
-
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Raw:
-    result = copy.deepcopy(dict(below))
-    for key, value in above.items():
-        here = result.get(key)
-        if isinstance(here, str) and isinstance(value, Mapping):
-            here = {"kind": here}  # a bare name is a mapping with that kind
-        if isinstance(here, Mapping) and isinstance(value, Mapping) and value.get("kind") in (None, here.get("kind")):
-            result[key] = _merged(here, value)
-        else:
-            result[key] = copy.deepcopy(value)
-    return result
-
-
-def header_of(document: Document) -> Header:
-    """The name, grid and table of a document. Raises SpecError for faults in them, and for unknown keys beside them."""
-    raw = document.raw
-    known = list(ExperimentSpec.model_fields)
-    for key in raw:
-        if key not in known:
-            raise SpecError(f"{document.at(key)}: {key}: {unknown('key', str(key), known)}")
-    try:
-        return Header.model_validate({key: value for key, value in raw.items() if key in Header.model_fields})
-    except ValidationError as error:
-        raise spec_error(error, document.source, document.lines) from None
 
 
 def expand(document: Document, *, seeds: Sequence[int] = ()) -> Experiment:
@@ -228,7 +74,7 @@ def expand(document: Document, *, seeds: Sequence[int] = ()) -> Experiment:
     cells: list[Cell] = []
     for combination in itertools.product(*(values for _, values in axes)):
         picks = [(path, index, value) for (path, _), (index, value) in zip(axes, combination, strict=True)]
-        labels = [str(_label(value)[1]) for _, _, value in picks]
+        labels = [str(label_of(value)) for _, _, value in picks]
         own = next((header.grid.more_seeds[label] for label in labels if label in header.grid.more_seeds), chosen)
         for seed in chosen if seeds else own:
             cells.append(_cell(base, picks, seed, document))
@@ -271,7 +117,7 @@ def _labels(axes: Mapping[str, list[Any]], document: Document) -> set[str]:
     for path, values in axes.items():
         own: set[str] = set()
         for index, value in enumerate(values):
-            label = str(_label(value)[1])
+            label = str(label_of(value))
             if label in own:
                 where = document.at("grid", "axes", path, index)
                 raise SpecError(f"{where}: grid.axes.{path}: two entries are called '{label}'; give each its `label`")
@@ -286,7 +132,7 @@ def _cell(base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None, do
     axes: dict[str, str | int | float | bool | None] = {}
     labels = []
     for path, index, value in picks:
-        named, label = _label(value)
+        label = label_of(value)
         content = {key: item for key, item in value.items() if key != "label"} if isinstance(value, Mapping) else value
         entry, target = ("grid", "axes", path, index), () if path == WHOLE_CELL else tuple(path.split("."))
         before = copy.deepcopy(raw)
@@ -297,7 +143,7 @@ def _cell(base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None, do
         _forget(lines, target, _node(before, target), _node(raw, target))
         _move_lines(lines, entry, target, document.at(*entry))
         axes[path] = label
-        labels.append(str(label) if named else f"{path.rsplit('.', 1)[-1]}-{label}")
+        labels.append(str(label) if speaks_for_itself(value) else f"{path.rsplit('.', 1)[-1]}-{label}")
     if seed is not None:
         raw["seed"] = seed
     try:
@@ -335,31 +181,6 @@ def _lay(raw: Raw, path: str, content: Any) -> None:
         place(raw, name, value, merge=True)
 
 
-def _label(value: Any) -> tuple[bool, str | int | float | bool | None]:
-    """(does the label speak for itself, the label) of an axis entry."""
-    if isinstance(value, Mapping):
-        if "label" in value:
-            return True, str(value["label"])
-        return True, "-".join(_words(value))
-    if isinstance(value, str):
-        return value != "inf", value
-    if isinstance(value, float) and value == float("inf"):
-        return False, "inf"
-    if isinstance(value, list):
-        return False, ",".join(map(str, value))
-    return False, value
-
-
-def _words(value: Mapping[str, Any]) -> list[str]:
-    words = []
-    for key, item in value.items():
-        if isinstance(item, Mapping):
-            words += _words(item)
-        else:
-            words.append(str(item) if key == "kind" or isinstance(item, str) else f"{key}-{item}")
-    return words
-
-
 def _node(raw: Any, path: YamlPath) -> Any:
     for name in path:
         raw = raw.get(name) if isinstance(raw, Mapping) else None
@@ -381,13 +202,7 @@ def _move_lines(lines: dict[YamlPath, int | str], entry: YamlPath, target: YamlP
     for at, line in list(lines.items()):
         if at[: len(entry)] == entry and (target or at != entry):
             lines[(*target, *at[len(entry) :])] = line
-    _mark(lines, target, where)
-
-
-def _mark(lines: dict[YamlPath, int | str], path: YamlPath, where: int | str) -> None:
-    """Note where `path` was given, and those of its parents that were not given before."""
-    for length in range(1, len(path) + 1):
-        lines.setdefault(path[:length], where)
+    mark(lines, target, where)
 
 
 def only(experiment: Experiment, label: str | None) -> Experiment:

@@ -14,8 +14,9 @@ from rich.console import Console
 from attnbench.core.errors import AttnbenchError
 from attnbench.core.files import dump_yaml, read_json, write_lines
 from attnbench.data.prepare import read_manifest
+from attnbench.experiment.document import Document, override_document, read_document
 from attnbench.experiment.executor import Outcome, choose_executor
-from attnbench.experiment.grid import Cell, Document, Experiment, expand, override_document, read_document
+from attnbench.experiment.grid import Cell, Experiment, expand
 from attnbench.experiment.pipeline import RUN_AGAIN, Listener, Place, content_sha256, count_parameters
 from attnbench.experiment.progress import Bars, plain_listener
 from attnbench.experiment.run import adopt, find_done, is_done, write_grid

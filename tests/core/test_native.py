@@ -61,6 +61,25 @@ def test_what_cannot_be_compiled_is_told_and_left(source, caplog):
     assert "error" in caplog.text
 
 
+def test_a_fault_of_the_source_goes_before_one_of_an_option(source, tmp_path, monkeypatch, caplog):
+    picky = tmp_path / "c++"
+    picky.write_text(
+        """#!/bin/sh
+case "$*" in
+*--version*) echo picky 1; exit;;
+*-march=native*) echo "error: unknown value 'native'" >&2;;
+*) echo "_answer.cpp:1:1: error: this is no program" >&2;;
+esac
+exit 1
+"""
+    )
+    picky.chmod(0o755)
+    monkeypatch.setenv("CXX", str(picky))
+    with caplog.at_level(logging.WARNING):
+        assert native.load(source) is None
+    assert "this is no program" in caplog.text
+
+
 @compiled
 def test_a_cache_that_cannot_be_written_to_is_done_without(source, tmp_path, monkeypatch):
     (tmp_path / "cache").write_text("a file stands where the folder should")

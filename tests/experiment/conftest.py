@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from attnbench.core.files import dump_yaml
+from attnbench.experiment.document import read_document
 from attnbench.experiment.executor import Outcome
-from attnbench.experiment.grid import Experiment, expand, read_document
+from attnbench.experiment.grid import Experiment, expand
 from attnbench.experiment.session import Settings, prepare_data, run_grid
 
 SPEC: dict[str, Any] = {

@@ -6,7 +6,8 @@ import pytest
 
 from attnbench.core.errors import SpecError
 from attnbench.experiment.axes import BUDGETS, parse_budgets, require_budgets, with_axis, with_budgets
-from attnbench.experiment.grid import expand, read_document
+from attnbench.experiment.document import read_document
+from attnbench.experiment.grid import expand
 
 HEAD = "name: x\ntask: {kind: translation, dataset: demo}\nmodel:\n  kind: transformer\n  tie: decoder\n"
 
@@ -189,6 +190,22 @@ def test_ablate_a_whole_part_or_a_whole_cell(bench: Any):
 def test_an_axis_given_takes_the_place_of_the_specs(bench: Any):
     text = attention("{}\ngrid:\n  more_seeds: {pre: [1, 2]}\n  axes: {model.norm: [pre, post], train.clip: [1, 2]}")
     assert [cell.label for cell in ablated(bench, text, "model.norm=post")] == ["post clip-1", "post clip-2"]
+
+
+def test_labels_of_the_specs_own_axis_are_values(bench: Any):
+    entries = "[{label: dense, kind: softmax}, {label: top-k 2, kind: topk, k: 2}, {kind: entmax, alpha: 1.7}]"
+    path = "model.attention.default.transform"
+    grid = f"grid: {{seeds: [1], more_seeds: {{dense: [1, 2]}}, axes: {{{path}: {entries}}}}}\n"
+    document = read_document(bench.write(HEAD + grid))
+    whole = {cell.label: cell.digest for cell in expand(document).cells if cell.seed == 1}
+    for option in ("transform=[top-k 2, dense, sparsemax]", f"{path}=top-k 2,dense,sparsemax"):
+        cells = expand(with_axis(document, option)).cells
+        assert [(cell.label, cell.seed) for cell in cells] == [
+            ("top-k 2", 1), ("dense", 1), ("dense", 2), ("sparsemax", 1),
+        ]  # fmt: skip
+        assert [cell.digest for cell in cells[:2]] == [whole["top-k 2"], whole["dense"]]
+    (cell,) = expand(with_axis(document, "transform=entmax-alpha-1.7")).cells
+    assert cell.digest == whole["entmax-alpha-1.7"]
 
 
 def test_an_axis_that_does_not_fit_the_specs_own_tells_how_to_leave_those_out(bench: Any):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -8,7 +7,8 @@ import pytest
 from attnbench.core.errors import SpecError
 from attnbench.core.files import dump_yaml, parse_yaml
 from attnbench.experiment.axes import with_budgets
-from attnbench.experiment.grid import expand, only, override_document, place, read_document
+from attnbench.experiment.document import read_document
+from attnbench.experiment.grid import expand, only
 from attnbench.experiment.run import write_grid
 from attnbench.models.base import ModelSpec, models
 
@@ -144,25 +144,6 @@ grid:
     assert second.spec.model.attention.cross.transform.dump() == {"kind": "entmax", "alpha": 1.7}
     assert first.label == "small window of keys"
     assert first.folder.startswith("small-window-of-keys-s1-")
-
-
-def test_a_bare_name_on_the_way_becomes_a_mapping(bench: Any):
-    path = bench.write("name: x\ntask: {kind: translation, dataset: demo}\nmodel: {kind: transformer, tie: decoder}\n")
-    document = read_document(path, ["task.dataset.pairs=10", "model.attention.default.transform=topk"])
-    document = override_document(document, "model.attention.default.transform.k=3")
-    spec: Any = expand(document).cells[0].spec
-    assert spec.task.dataset.pairs == 10
-    assert spec.model.attention.cross.transform.k == 3
-
-
-def test_what_an_axis_does_not_name_is_left_alone():
-    raw = {"a": {"b": {"kind": "x", "c": 1}, "d": 2}}
-    place(raw, "a.b", {"c": 2}, merge=True)
-    assert raw == {"a": {"b": {"kind": "x", "c": 2}, "d": 2}}
-    place(raw, "a.b", {"kind": "y", "e": 1}, merge=True)  # another kind has other fields
-    assert raw == {"a": {"b": {"kind": "y", "e": 1}, "d": 2}}
-    place(raw, "a.b", {"e": 2}, merge=False)
-    assert raw["a"]["b"] == {"e": 2}
 
 
 def test_a_cell_does_not_depend_on_its_neighbours(bench: Any):
@@ -438,20 +419,6 @@ model:
         expand(read_document(bench.write(text)))
     (cell,) = expand(read_document(bench.write(text.replace("positions: true", "positions: true, longest: 40")))).cells
     assert cell.spec.model.dump()["attention"]["cross"]["module"]["longest"] == 40
-
-
-@pytest.mark.parametrize(("content", "words"), [(b"- 1\n", "a mapping"), (b"", "a mapping"), (b"a: \xff\n", "UTF-8")])
-def test_what_is_no_spec_is_told(bench: Any, content: bytes, words: str):
-    (bench.folder / "bad.yaml").write_bytes(content)
-    with pytest.raises(SpecError, match=words):
-        read_document(bench.folder / "bad.yaml")
-
-
-def test_an_absent_file_and_a_folder_are_told(bench: Any, tmp_path: Path):
-    with pytest.raises(SpecError, match="no such file"):
-        read_document(tmp_path / "absent.yaml")
-    with pytest.raises(SpecError, match="this is a folder"):
-        read_document(tmp_path)
 
 
 def test_one_cell_of_many_is_chosen_by_its_label(bench: Any):
