@@ -69,7 +69,7 @@ def _of_searches() -> tuple[str, float | None]:
     way, gain = packed.chosen()
     if way == "nothing":
         return "weights as they are", None
-    return f"weights laid out, by {way}", gain if gain is None or way == "code compiled here" else 1 / gain
+    return f"weights packed, by {way}", gain if gain is None or way == "code compiled here" else 1 / gain
 
 
 def roofline(device: torch.device) -> Roofline:

@@ -22,7 +22,7 @@ from attnbench.data.base import BOS, EOS, PAD, SPECIALS, Batch
 from attnbench.data.batching import cut
 from attnbench.models.base import Seq2SeqModel, Sizes, models
 from attnbench.models.transformer import TransformerSpec
-from attnbench.search.base import Hypothesis, Limits, searches
+from attnbench.search.base import Hypothesis, SpecialIds, searches
 from attnbench.tasks.base import Task, tasks
 from attnbench.tasks.pairs import NO_TOKEN, source_of
 from attnbench.train.optim import AdamSpec
@@ -211,10 +211,10 @@ def decoding(size: str, transform: str, load: Load, runtime: Runtime) -> Case:
         """How far the scores of the best outputs lie from those of the definition in plain torch operations, as a part
         of them: see `_together`. One output in fifty may be another one, parted at a close call; in half precision,
         where many are, the mean of all."""
-        limits = Limits(bos=BOS, eos=NO_TOKEN, pad=PAD)
+        special = SpecialIds(bos=BOS, eos=NO_TOKEN, pad=PAD)
         plain = _named(size, transform, runtime.device, defined=True).eval()
         with native.off(), torch.no_grad(), runtime.autocast():
-            wanted = [best for best, *_ in search(plain, source_of(batch), limits)]
+            wanted = [best for best, *_ in search(plain, source_of(batch), special)]
         pairs = [(best, wanted[row]) for row, best in run().items()]
         apart = [abs(best.score / right.score - 1) for best, right in pairs]
         if runtime.precision != "fp32":

@@ -1,4 +1,4 @@
-// Products of float32 matrices, out = left . right + bias. The right side, a transposed weight, was laid out before in
+// Products of float32 matrices, out = left . right + bias. The right side, a transposed weight, was packed before in
 // panels of COLUMNS columns, in each of them the numbers of a row side by side (Goto and van de Geijn 2008).
 //
 // Each number of `out` is a sum in the order of the depth, cut every DEPTH terms, whatever rows and threads there are.
@@ -47,7 +47,7 @@ Left near(Left left, int64_t rows, int64_t depth, bool is_near, float* to) {
     return {to, APART};
 }
 
-void lay_panel(const float* weight, int64_t depth, int64_t columns, float* to) {
+void pack_panel(const float* weight, int64_t depth, int64_t columns, float* to) {
     for (int64_t k = 0; k < depth; ++k)
         for (int j = 0; j < COLUMNS; ++j) to[k * COLUMNS + j] = j < columns ? weight[j * depth + k] : 0.0f;
 }
@@ -149,16 +149,16 @@ void multiply(Left left, int64_t rows, int64_t depth, Right right, int64_t first
 extern "C" int attnbench_panel() { return COLUMNS; }
 
 // weight: columns x depth, contiguous. to: room for all panels.
-extern "C" void attnbench_lay(const float* weight, int64_t columns, int64_t depth, float* to, int threads) {
+extern "C" void attnbench_pack(const float* weight, int64_t columns, int64_t depth, float* to, int threads) {
     if (depth * columns <= SERIAL) threads = 1;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (int64_t p = 0; p < parts(columns, COLUMNS); ++p)
-        lay_panel(
+        pack_panel(
             weight + p * COLUMNS * depth, depth, std::min<int64_t>(COLUMNS, columns - p * COLUMNS),
             to + p * COLUMNS * depth);
 }
 
-// left: rows x depth, so many numbers from one row to the next. right: laid out. out: rows x columns, contiguous. Each
+// left: rows x depth, so many numbers from one row to the next. right: packed. out: rows x columns, contiguous. Each
 // thread makes its own rows where there are many of them, or too few panels, else its own columns.
 extern "C" void attnbench_product(
     const float* left, int64_t row, const float* right, const float* bias, float* out, int64_t rows, int64_t columns,

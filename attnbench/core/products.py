@@ -1,4 +1,4 @@
-"""Products with a weight that is laid out once for many of them, in code compiled here (_products.cpp), in float32."""
+"""Products with a weight that is packed once for many of them, in code compiled here (_products.cpp), in float32."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from attnbench.core import native
 _SOURCE = Path(__file__).with_name("_products.cpp")
 
 
-class Laid(NamedTuple):
-    """A weight of N x K, laid out."""
+class PackedWeight(NamedTuple):
+    """A weight of N x K, packed into panels."""
 
     numbers: Float[Tensor, "P K C"]
     outputs: int
@@ -33,7 +33,7 @@ def version() -> str:
     return Path(native.loaded(_SOURCE)._name).stem
 
 
-def lay(weight: Float[Tensor, "N K"]) -> Laid:
+def pack(weight: Float[Tensor, "N K"]) -> PackedWeight:
     """A copy for `multiply`. K at least 1. Raises TypeError for other numbers than float32 on a processor; only where
     `serves`."""
     _require(weight)
@@ -41,17 +41,17 @@ def lay(weight: Float[Tensor, "N K"]) -> Laid:
     outputs, inputs = weight.shape
     width = library.attnbench_panel()
     numbers = weight.new_empty(-(-outputs // width), inputs, width)
-    library.attnbench_lay(weight.data_ptr(), outputs, inputs, numbers.data_ptr(), torch.get_num_threads())
-    return Laid(numbers, outputs)
+    library.attnbench_pack(weight.data_ptr(), outputs, inputs, numbers.data_ptr(), torch.get_num_threads())
+    return PackedWeight(numbers, outputs)
 
 
 def multiply(
-    states: Float[Tensor, "M K"], weight: Laid, bias: Float[Tensor, "N"] | None = None
+    states: Float[Tensor, "M K"], weight: PackedWeight, bias: Float[Tensor, "N"] | None = None
 ) -> Float[Tensor, "M N"]:
     """`states @ weight^T + bias`, not differentiable; only where `serves`.
 
     Each row is the same to the last digit whatever rows stand beside it, and however many threads there are. Raises
-    TypeError like `lay`, ValueError for shapes that do not fit.
+    TypeError like `pack`, ValueError for shapes that do not fit.
     """
     _require(*(each for each in (states, bias) if each is not None))
     rows, inputs = states.shape
@@ -80,7 +80,7 @@ def _library() -> Any:
     library: Any = native.loaded(_SOURCE)
     if library.attnbench_product.argtypes is None:
         number, at = ctypes.c_int64, ctypes.c_void_p
-        library.attnbench_lay.argtypes = [at, number, number, at, ctypes.c_int]
+        library.attnbench_pack.argtypes = [at, number, number, at, ctypes.c_int]
         library.attnbench_product.argtypes = [at, number, at, at, at, number, number, number, ctypes.c_int]
-        library.attnbench_lay.restype = library.attnbench_product.restype = None
+        library.attnbench_pack.restype = library.attnbench_product.restype = None
     return library

@@ -112,7 +112,7 @@ def problems(error: ValidationError, at: YamlPath = ()) -> list[tuple[YamlPath, 
     return found
 
 
-def place(name: str, line: int | str | None) -> str:
+def location(name: str, line: int | str | None) -> str:
     """Where a path was given, for the front of a message."""
     if line is None:
         return name
@@ -133,7 +133,7 @@ def spec_error(error: ValidationError, name: str, lines: Mapping[YamlPath, int |
         kept = path
         while kept and kept not in lines:  # a path that the file does not spell out: its nearest parent
             kept = kept[:-1]
-        where = place(name, lines.get(kept))
+        where = location(name, lines.get(kept))
         row = f"{where}: {dotted(path)}: {message}" if path else f"{where}: {message}"
         if row not in rows:
             rows.append(row)

@@ -11,7 +11,7 @@ from attnbench.attention.types import Role
 from attnbench.core.errors import SpecError
 from attnbench.core.files import parse_yaml
 from attnbench.core.spec import unknown
-from attnbench.experiment.document import Document, header_of, label_of, place
+from attnbench.experiment.document import Document, header_of, label_of, set_at
 from attnbench.experiment.grid import Cell, Experiment
 from attnbench.experiment.spec import WHOLE_CELL, CellSpec
 from attnbench.models.base import models
@@ -131,7 +131,7 @@ def _freed(document: Document) -> Document:
                     sites.takes_budget({**whole, part: rest}, role) for role in roles
                 ):
                     raw = copy.deepcopy(document.raw)
-                    place(raw, f"{_SITES}.{name}.{part}", rest, merge=False)
+                    set_at(raw, f"{_SITES}.{name}.{part}", rest, merge=False)
                     path = (*_SITES.split("."), name, part, field)
                     return _freed(document.laid_over(raw, path, None))
     return document
@@ -156,7 +156,7 @@ def _with_topk(document: Document) -> Document:
                 "(like `transform: topk`), or compare transforms by `attnbench ablate --axis transform=...`"
             )
     raw = copy.deepcopy(document.raw)
-    place(raw, f"{_SITES}.default", {"transform": "topk"}, merge=True)
+    set_at(raw, f"{_SITES}.default", {"transform": "topk"}, merge=True)
     return document.laid_over(raw, (*_SITES.split("."), "default", "transform"), None)
 
 

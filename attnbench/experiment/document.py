@@ -12,8 +12,7 @@ from pydantic import ValidationError
 
 from attnbench.core.errors import SpecError
 from attnbench.core.files import YamlPath, parse_yaml
-from attnbench.core.spec import place as place_name
-from attnbench.core.spec import spec_error, unknown
+from attnbench.core.spec import location, spec_error, unknown
 from attnbench.experiment.spec import ExperimentSpec, Header
 
 Raw = dict[str, Any]
@@ -34,10 +33,10 @@ class Document:
     axes: tuple[str, ...] = ()
 
     def at(self, *path: str | int) -> str:
-        """The place of a path, or of its nearest parent, for the front of a message."""
+        """The location of a path, or of its nearest parent, for the front of a message."""
         while path and path not in self.lines:
             path = path[:-1]
-        return place_name(self.source, self.lines.get(path))
+        return location(self.source, self.lines.get(path))
 
     def laid_over(self, raw: Raw, path: YamlPath, origin: str | None) -> Document:
         """The same document with another mapping, whose node at `path` was given by `origin`."""
@@ -115,13 +114,13 @@ def override_document(document: Document, override: str) -> Document:
     if name == "grid.axes":
         document.forget_axes(raw, value)
     try:
-        place(raw, name, value, merge=False)
+        set_at(raw, name, value, merge=False)
     except ValueError as error:
         raise SpecError(f"{origin}: {error}") from None
     return document.laid_over(raw, tuple(name.split(".")), origin)
 
 
-def place(raw: Raw, dotted: str, value: Any, *, merge: bool) -> None:
+def set_at(raw: Raw, dotted: str, value: Any, *, merge: bool) -> None:
     """Set the node that `dotted` names; a mapping is merged into a mapping when `merge` is set."""
     *parents, last = dotted.split(".")
     node: Any = raw

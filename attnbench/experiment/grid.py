@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from attnbench.core.errors import SpecError
 from attnbench.core.files import YamlPath
 from attnbench.core.spec import spec_error, unknown
-from attnbench.experiment.document import Document, Raw, header_of, label_of, mark, place, speaks_for_itself
+from attnbench.experiment.document import Document, Raw, header_of, label_of, mark, set_at, speaks_for_itself
 from attnbench.experiment.spec import WHOLE_CELL, CellSpec, Header, TableSpec
 
 
@@ -170,7 +170,7 @@ def _mend(base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None, do
 def _lay(raw: Raw, path: str, content: Any) -> None:
     """Merge an axis entry into the node that it names; on the axis of whole cells, each of its keys into its own."""
     if path != WHOLE_CELL:
-        place(raw, path, content, merge=True)
+        set_at(raw, path, content, merge=True)
         return
     known = [name for name in CellSpec.model_fields if name != "seed"]
     if not isinstance(content, Mapping):
@@ -178,7 +178,7 @@ def _lay(raw: Raw, path: str, content: Any) -> None:
     for name, value in content.items():
         if name not in known:
             raise ValueError(unknown("key", str(name), known))
-        place(raw, name, value, merge=True)
+        set_at(raw, name, value, merge=True)
 
 
 def _node(raw: Any, path: YamlPath) -> Any:

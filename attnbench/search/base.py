@@ -14,7 +14,7 @@ from attnbench.core.spec import Spec
 from attnbench.models.base import Seq2SeqModel, Source
 
 
-class Limits(NamedTuple):
+class SpecialIds(NamedTuple):
     """Special ids of the target: `bos` begins an output, `eos` ends it; neither `pad` nor `bos` stands in one."""
 
     bos: int
@@ -41,7 +41,7 @@ class Searcher(Protocol):
     What a source gets depends on it alone, not on the batch. The model should be in eval mode.
     """
 
-    def __call__(self, model: Seq2SeqModel, source: Source, limits: Limits) -> list[list[Hypothesis]]: ...
+    def __call__(self, model: Seq2SeqModel, source: Source, special: SpecialIds) -> list[list[Hypothesis]]: ...
 
 
 class SearchSpec(Spec):

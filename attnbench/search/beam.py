@@ -12,7 +12,7 @@ from torch import Tensor
 from attnbench.attention.history import last as last_position
 from attnbench.core.tree import select_batch
 from attnbench.models.base import Seq2SeqModel, Source
-from attnbench.search.base import DEAD_END, Hypothesis, Limits, SearchSpec, accumulator, searches
+from attnbench.search.base import DEAD_END, Hypothesis, SearchSpec, SpecialIds, accumulator, searches
 from attnbench.search.candidates import top_tokens
 from attnbench.search.coverage import CoveragePenaltyField
 from attnbench.search.penalties import AveragePenalty, PenaltyField
@@ -128,7 +128,7 @@ class Beam:
         self.spec = spec
 
     @torch.no_grad()
-    def __call__(self, model: Seq2SeqModel, source: Source, limits: Limits) -> list[list[Hypothesis]]:
+    def __call__(self, model: Seq2SeqModel, source: Source, special: SpecialIds) -> list[list[Hypothesis]]:
         rows, device = source.valid.shape[0], source.valid.device
         if not rows:
             return []
@@ -148,18 +148,18 @@ class Beam:
             log_prob=torch.full((rows, size), -torch.inf, dtype=dtype, device=device).index_fill_(
                 1, torch.zeros(1, dtype=torch.long, device=device), 0.0
             ),
-            tokens=torch.full((rows, size, capacity), limits.pad, device=device),
+            tokens=torch.full((rows, size, capacity), special.pad, device=device),
             taken=torch.zeros(rows, dtype=torch.long, device=device),
             lineage=torch.zeros((rows, size, capacity), dtype=torch.int16, device=device),
         )
-        last = torch.full((rows,), limits.bos, device=device)
+        last = torch.full((rows,), special.bos, device=device)
         for step in range(capacity):
             logits, state = model.step(memory, state, last)
             if not step:  # until here all places of a source are the same
                 state = model.widen(state, size)
             shared = live.shared(step)
-            live, parent = _grow(live, logits, step, limits)
-            ends = (live.tokens[:, :, step] == limits.eos) | (step + 1 >= room[live.source])[:, None]
+            live, parent = _grow(live, logits, step, special)
+            ends = (live.tokens[:, :, step] == special.eos) | (step + 1 >= room[live.source])[:, None]
             ends &= live.log_prob > -torch.inf
             if bool(ends.any()):
                 bonus = None
@@ -182,17 +182,19 @@ class Beam:
             else:
                 state = _reorder(model, state, parent, shared)
             last = live.tokens[:, :, step].flatten()
-        return ended.hypotheses(limits.eos, self.spec.n_best)
+        return ended.hypotheses(special.eos, self.spec.n_best)
 
 
-def _grow(live: _Live, logits: Float[Tensor, "R V"], step: int, limits: Limits) -> tuple[_Live, Int[Tensor, "n size"]]:
+def _grow(
+    live: _Live, logits: Float[Tensor, "R V"], step: int, special: SpecialIds
+) -> tuple[_Live, Int[Tensor, "n size"]]:
     """The places after one more token, and the place that each came from (its own, where it is empty).
 
     logits: of each place, or of each source where its places are the same.
     """
     n, size = live.log_prob.shape
     log_probs, ids = (
-        each.unflatten(0, (n, -1)).expand(-1, size, -1) for each in top_tokens(logits, size, (limits.pad, limits.bos))
+        each.unflatten(0, (n, -1)).expand(-1, size, -1) for each in top_tokens(logits, size, (special.pad, special.bos))
     )
     choices = log_probs.shape[2]
     total = (live.log_prob[:, :, None] + log_probs).flatten(1)

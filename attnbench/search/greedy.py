@@ -8,7 +8,7 @@ import torch
 
 from attnbench.core.tree import select_batch
 from attnbench.models.base import Seq2SeqModel, Source
-from attnbench.search.base import DEAD_END, Hypothesis, Limits, SearchSpec, accumulator, searches
+from attnbench.search.base import DEAD_END, Hypothesis, SearchSpec, SpecialIds, accumulator, searches
 from attnbench.search.candidates import top_tokens
 
 
@@ -29,7 +29,7 @@ class Greedy:
         self.spec = spec
 
     @torch.no_grad()
-    def __call__(self, model: Seq2SeqModel, source: Source, limits: Limits) -> list[list[Hypothesis]]:
+    def __call__(self, model: Seq2SeqModel, source: Source, special: SpecialIds) -> list[list[Hypothesis]]:
         rows, device = source.valid.shape[0], source.valid.device
         if not rows:
             return []
@@ -38,17 +38,17 @@ class Greedy:
         memory = model.encode(source)
         state = model.start(memory, capacity)
 
-        tokens = torch.full((rows, capacity), limits.pad, device=device)  # of every source, ended or not
+        tokens = torch.full((rows, capacity), special.pad, device=device)  # of every source, ended or not
         log_prob = torch.zeros(rows, dtype=accumulator(device), device=device)
         active = torch.arange(rows, device=device)  # the sources that the model's rows stand for
-        last = torch.full((rows,), limits.bos, device=device)
+        last = torch.full((rows,), special.bos, device=device)
         for step in range(capacity):
             logits, state = model.step(memory, state, last)
-            best, token = top_tokens(logits, 1, (limits.pad, limits.bos))
+            best, token = top_tokens(logits, 1, (special.pad, special.bos))
             last = token[:, 0]
             tokens[active, step] = last
             log_prob[active] += best[:, 0]
-            done = (last == limits.eos) | (step + 1 >= room[active]) | (best[:, 0] == -torch.inf)
+            done = (last == special.eos) | (step + 1 >= room[active]) | (best[:, 0] == -torch.inf)
             if bool(done.any()):
                 going = (~done).nonzero().squeeze(1)
                 if not len(going):
@@ -56,7 +56,7 @@ class Greedy:
                 active, last = active[going], last[going]
                 memory, state = select_batch(memory, going), select_batch(state, going)
         return [
-            [_hypothesis(row[:limit], total, limits.eos)]
+            [_hypothesis(row[:limit], total, special.eos)]
             for row, limit, total in zip(tokens.tolist(), room.tolist(), log_prob.tolist(), strict=True)
         ]
 

@@ -25,7 +25,7 @@ from attnbench.metrics.likelihood import perplexity
 from attnbench.metrics.sparsity import SiteSparsity
 from attnbench.models.base import Seq2SeqModel, Sizes, Source
 from attnbench.models.fertility.base import Fertility
-from attnbench.search.base import Hypothesis, Limits, Searcher
+from attnbench.search.base import Hypothesis, Searcher, SpecialIds
 from attnbench.tasks.base import Loss, Metrics, TaskSpec
 from attnbench.tasks.lessons import teach
 from attnbench.tasks.loss import output_loss
@@ -67,7 +67,7 @@ class PairTask(ABC):
     kept_texts: tuple[str, ...] = ("ref.txt", "src.txt")
 
     def __init__(self) -> None:
-        self.limits = Limits(bos=BOS, eos=EOS, pad=PAD)
+        self.special = SpecialIds(bos=BOS, eos=EOS, pad=PAD)
 
     @abstractmethod
     def bleu(self, lines: Sequence[str], references: Sequence[str]) -> Score:
@@ -130,11 +130,11 @@ class PairTask(ABC):
         self, model: Seq2SeqModel, batches: Iterable[Batch], searcher: Searcher, *, to_limit: bool = False
     ) -> dict[int, Hypothesis]:
         device = next(model.parameters()).device
-        limits = self.limits._replace(eos=NO_TOKEN) if to_limit else self.limits
+        special = self.special._replace(eos=NO_TOKEN) if to_limit else self.special
         decoded: dict[int, Hypothesis] = {}
         with packed(model):
             for batch in batches:
-                found = searcher(model, source_of(batch, device), limits)
+                found = searcher(model, source_of(batch, device), special)
                 decoded |= {line: best[0] for line, best in zip(batch.index.tolist(), found, strict=True)}
         return decoded
 
@@ -180,7 +180,7 @@ class PairTask(ABC):
                 chosen = order[start : start + SENTENCES]
                 rows = [torch.tensor(encoded[line]) for line in chosen]
                 padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD).to(device)
-                best = searcher(model, Source(padded, padded != PAD), self.limits)
+                best = searcher(model, Source(padded, padded != PAD), self.special)
                 found |= {
                     line: data.target_vocabulary.decode(each[0].tokens) for line, each in zip(chosen, best, strict=True)
                 }

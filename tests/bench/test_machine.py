@@ -26,9 +26,9 @@ def test_what_multiplies_is_told_as_it_is(used, chosen, monkeypatch):
 
 
 @pytest.mark.parametrize(("found", "chosen", "gain"), [
-    (("code compiled here", 1.25), "weights laid out, by code compiled here", 1.25),
-    (("the matrix library", 0.8), "weights laid out, by the matrix library", 1.25),
-    (("the matrix library", None), "weights laid out, by the matrix library", None),
+    (("code compiled here", 1.25), "weights packed, by code compiled here", 1.25),
+    (("the matrix library", 0.8), "weights packed, by the matrix library", 1.25),
+    (("the matrix library", None), "weights packed, by the matrix library", None),
     (("nothing", None), "weights as they are", None),
 ])  # fmt: skip
 def test_what_multiplies_in_searches_is_told_with_what_it_gives(found, chosen, gain, monkeypatch):

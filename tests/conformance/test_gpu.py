@@ -11,7 +11,7 @@ import torch
 
 from attnbench.core.tree import map_batch
 from attnbench.models.base import Sizes, Source, models
-from attnbench.search.base import Limits, searches
+from attnbench.search.base import SpecialIds, searches
 from attnbench.tasks.base import tasks
 from attnbench.train.optim import optimizers, set_rate
 from attnbench.train.runtime import Runtime
@@ -61,12 +61,12 @@ def test_outputs_and_gradients_are_those_of_a_processor(raw: dict[str, Any]):
 @pytest.mark.parametrize("search", ["greedy", {"kind": "beam", "size": 3}])
 def test_outputs_of_a_search_are_those_of_a_processor(raw: dict[str, Any], search: Any):
     model, source = laws.build(raw), laws.batch()[0]
-    limits = Limits(bos=laws.BOS, eos=laws.EOS, pad=laws.PAD)
+    special = SpecialIds(bos=laws.BOS, eos=laws.EOS, pad=laws.PAD)
     run = searches.parse(search).build()
     here, there = [], []
     with torch.no_grad():
-        here = [best[0] for best in run(model, source, limits)]
-        there = [best[0] for best in run(model.cuda(), moved(source), limits)]
+        here = [best[0] for best in run(model, source, special)]
+        there = [best[0] for best in run(model.cuda(), moved(source), special)]
     assert [best.tokens for best in there] == [best.tokens for best in here]
     assert [best.score for best in there] == pytest.approx([best.score for best in here], rel=1e-6)
 

@@ -14,7 +14,7 @@ from attnbench.attention.types import Role
 from attnbench.core.errors import AttnbenchError
 from attnbench.core.tree import expand_batch, map_batch, select_batch
 from attnbench.models.base import Seq2SeqModel, Sizes, Source, models
-from attnbench.search.base import Limits, searches
+from attnbench.search.base import SpecialIds, searches
 from attnbench.train.state import load_weights, save_weights
 
 PAD, BOS, EOS, VOCABULARY = 0, 1, 2, 13
@@ -491,7 +491,9 @@ def test_a_search_stops_where_the_model_ends(raw, search):
     free = model.logits
     model.logits = lambda hidden: free(hidden).index_fill(-1, torch.tensor([EOS]), -torch.inf)  # nothing ever ends
     source = Source(*tokens((8, 1), 1))
-    found = searches.parse({**search, "max_ratio": 5.0, "max_extra": 0}).build()(model, source, Limits(BOS, EOS, PAD))
+    found = searches.parse({**search, "max_ratio": 5.0, "max_extra": 0}).build()(
+        model, source, SpecialIds(BOS, EOS, PAD)
+    )
     assert [len(row[0].tokens) for row in found] == [8, 5]
 
 

@@ -21,7 +21,7 @@ def assert_product(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tenso
     offset = torch.zeros(len(weight)) if bias is None else bias
     wanted = states.double() @ weight.T.double() + offset.double()
     most = (states.shape[1] + 1) * 2**-24 * (states.double().abs() @ weight.T.double().abs() + offset.abs())
-    found = products.multiply(states, products.lay(weight), bias)
+    found = products.multiply(states, products.pack(weight), bias)
     assert ((found.double() - wanted).abs() <= most).all()
 
 
@@ -56,7 +56,7 @@ def test_operands_lie_as_they_lie():
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 7, 64, 200])
 def test_a_row_is_the_same_whatever_stands_beside_it(rows):
-    states, weight, bias = drawn(200, 530), products.lay(drawn(150, 530)), drawn(150)
+    states, weight, bias = drawn(200, 530), products.pack(drawn(150, 530)), drawn(150)
     assert torch.equal(products.multiply(states[:rows], weight, bias), products.multiply(states, weight, bias)[:rows])
 
 
@@ -68,7 +68,7 @@ def test_a_row_is_the_same_however_many_threads_there_are(shape):
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append(products.multiply(states, products.lay(weight), bias))
+            found.append(products.multiply(states, products.pack(weight), bias))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
@@ -76,18 +76,18 @@ def test_a_row_is_the_same_however_many_threads_there_are(shape):
 
 
 def test_no_rows():
-    assert products.multiply(drawn(0, 5), products.lay(drawn(7, 5)), drawn(7)).shape == (0, 7)
+    assert products.multiply(drawn(0, 5), products.pack(drawn(7, 5)), drawn(7)).shape == (0, 7)
 
 
 def test_nan_and_infinity_stay_in_their_rows():
     states, weight = drawn(9, 20), drawn(40, 20)
     states[4, 3], states[7, 2] = torch.nan, torch.inf
-    found = products.multiply(states, products.lay(weight))
+    found = products.multiply(states, products.pack(weight))
     torch.testing.assert_close(found, states @ weight.T, equal_nan=True)
 
 
 def test_what_does_not_fit_is_refused():
-    weight = products.lay(drawn(40, 20))
+    weight = products.pack(drawn(40, 20))
     with pytest.raises(ValueError, match="states of 19"):
         products.multiply(drawn(3, 19), weight)
     with pytest.raises(ValueError, match=r"bias of \(39,\)"):
@@ -97,7 +97,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(TypeError, match="bfloat16"):
         products.multiply(drawn(3, 20), weight, drawn(40).bfloat16())
     with pytest.raises(TypeError, match="meta"):
-        products.lay(drawn(3, 20).to("meta"))
+        products.pack(drawn(3, 20).to("meta"))
 
 
 def test_what_it_serves():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from attnbench.core.errors import SpecError
-from attnbench.experiment.document import label_of, override_document, place, read_document, speaks_for_itself
+from attnbench.experiment.document import label_of, override_document, read_document, set_at, speaks_for_itself
 from attnbench.experiment.grid import expand
 
 
@@ -23,11 +23,11 @@ def test_a_bare_name_on_the_way_becomes_a_mapping(bench: Any):
 
 def test_what_an_axis_does_not_name_is_left_alone():
     raw = {"a": {"b": {"kind": "x", "c": 1}, "d": 2}}
-    place(raw, "a.b", {"c": 2}, merge=True)
+    set_at(raw, "a.b", {"c": 2}, merge=True)
     assert raw == {"a": {"b": {"kind": "x", "c": 2}, "d": 2}}
-    place(raw, "a.b", {"kind": "y", "e": 1}, merge=True)  # another kind has other fields
+    set_at(raw, "a.b", {"kind": "y", "e": 1}, merge=True)  # another kind has other fields
     assert raw == {"a": {"b": {"kind": "y", "e": 1}, "d": 2}}
-    place(raw, "a.b", {"e": 2}, merge=False)
+    set_at(raw, "a.b", {"e": 2}, merge=False)
     assert raw["a"]["b"] == {"e": 2}
 
 

@@ -14,7 +14,7 @@ from attnbench.core.ragged import Ragged
 from attnbench.core.spec import dotted, problems
 from attnbench.models.base import Seq2SeqModel, Sizes, Source, models
 from attnbench.models.transformer import PRESETS, Transformer, TransformerSpec
-from attnbench.search.base import Limits, searches
+from attnbench.search.base import SpecialIds, searches
 
 JOINT, APART = Sizes(21, 21, joint=True), Sizes(17, 21, joint=False)
 
@@ -388,10 +388,10 @@ def test_beams_move_what_differs_alone_and_find_the_same(seed, size, monkeypatch
     tokens = torch.randint(3, vocabulary, (4, 9))
     source = Source(tokens, torch.arange(9) < torch.tensor([[9], [5], [1], [8]]))
     search = searches.parse({"kind": "beam", "size": size, "n_best": size, "max_ratio": 2.0, "max_extra": 12}).build()
-    limits = Limits(bos=1, eos=2, pad=0)
-    found = search(model, source, limits)
+    special = SpecialIds(bos=1, eos=2, pad=0)
+    found = search(model, source, special)
     shared = []
     wholly = Seq2SeqModel.reorder
     monkeypatch.setattr(Transformer, "reorder", lambda *given: shared.append(given[-1]) or wholly(*given))
-    assert search(model, source, limits) == found
+    assert search(model, source, special) == found
     assert shared

@@ -11,7 +11,7 @@ import torch
 
 from attnbench.core.tree import expand_batch
 from attnbench.models.base import Decoded, Seq2SeqModel, Source
-from attnbench.search.base import Limits
+from attnbench.search.base import SpecialIds
 
 PAD, BOS, EOS = 0, 1, 2
 ROWS = 997
@@ -145,5 +145,5 @@ def lab():
         rescore=rescore,
         plain_beam=plain_beam,
         everything=everything,
-        limits=Limits(bos=BOS, eos=EOS, pad=PAD),
+        special=SpecialIds(bos=BOS, eos=EOS, pad=PAD),
     )

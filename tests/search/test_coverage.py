@@ -12,11 +12,11 @@ from pydantic import ValidationError
 from attnbench.attention.history import last
 from attnbench.experiment.spec import CellSpec
 from attnbench.models.base import Sizes, Source, models
-from attnbench.search.base import Limits, searches
+from attnbench.search.base import SpecialIds, searches
 from attnbench.search.coverage import coverage_penalties
 
 PAD, BOS, EOS, VOCABULARY = 0, 1, 2, 6
-LIMITS = Limits(BOS, EOS, PAD)
+LIMITS = SpecialIds(BOS, EOS, PAD)
 
 
 def test_values_by_hand():

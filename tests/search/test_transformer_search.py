@@ -52,7 +52,7 @@ PRECISION = pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-
 def test_scores_are_those_of_decode(lab, kind, dtype, tolerance, norm):
     model, source = build(kind, dtype, norm), lab.sources(*LENGTHS)
     source = Source(source.data % VOCABULARY, source.valid)
-    for row, found in enumerate(beam(4, n_best=4)(model, source, lab.limits)):
+    for row, found in enumerate(beam(4, n_best=4)(model, source, lab.special)):
         assert len(found) == 4
         for hypothesis in found:
             expected = lab.rescore(model, lab.alone(source, row, LENGTHS[row]), hypothesis)
@@ -63,8 +63,8 @@ def test_scores_are_those_of_decode(lab, kind, dtype, tolerance, norm):
 def test_size_one_is_greedy(lab, kind):
     model, source = build(kind), lab.sources(*LENGTHS)
     source = Source(source.data % VOCABULARY, source.valid)
-    greedy = searches.parse({"kind": "greedy", **LIMIT}).build()(model, source, lab.limits)
-    assert beam(1, penalty="none")(model, source, lab.limits) == greedy
+    greedy = searches.parse({"kind": "greedy", **LIMIT}).build()(model, source, lab.special)
+    assert beam(1, penalty="none")(model, source, lab.special) == greedy
     assert len({tuple(row[0].tokens) for row in greedy}) > 1
 
 
@@ -74,17 +74,17 @@ def test_batch_and_padding_change_nothing(lab, kind, dtype, tolerance):
     model, source = build(kind, dtype), lab.sources(*LENGTHS, pad_to=12)
     source = Source(source.data % VOCABULARY, source.valid)
     for search in (beam(4, n_best=4), searches.parse({"kind": "greedy", **LIMIT}).build()):
-        together = search(model, source, lab.limits)
-        single = [search(model, lab.alone(source, row, length), lab.limits)[0] for row, length in enumerate(LENGTHS)]
+        together = search(model, source, lab.special)
+        single = [search(model, lab.alone(source, row, length), lab.special)[0] for row, length in enumerate(LENGTHS)]
         same(together, single, tolerance)
         backwards = Source(source.data.flip(0), source.valid.flip(0))
-        same(search(model, backwards, lab.limits)[::-1], together, tolerance)
+        same(search(model, backwards, lab.special)[::-1], together, tolerance)
 
 
 def test_a_source_without_a_valid_token_is_searched_too(lab):
     model, source = build("softmax"), lab.sources(5, 0)
     source = Source(source.data % VOCABULARY, source.valid)
-    (first, *_), (second, *_) = beam(3)(model, source, lab.limits)
+    (first, *_), (second, *_) = beam(3)(model, source, lab.special)
     assert first.log_prob < 0
     assert second.log_prob < 0
     assert len(second.tokens) <= 4

@@ -13,7 +13,7 @@ from attnbench.data.base import EOS
 from attnbench.data.corpus import Data
 from attnbench.models.base import Seq2SeqModel, Source
 from attnbench.models.transformer import TransformerSpec
-from attnbench.search.base import Hypothesis, Limits
+from attnbench.search.base import Hypothesis, SpecialIds
 from attnbench.search.beam import BeamSpec
 from attnbench.tasks.copying import Copying, CopyingSpec, exact
 
@@ -52,7 +52,7 @@ class Copier:
         self.wrong = wrong
         self.sources = 0
 
-    def __call__(self, model: Seq2SeqModel, source: Source, limits: Limits) -> list[list[Hypothesis]]:
+    def __call__(self, model: Seq2SeqModel, source: Source, special: SpecialIds) -> list[list[Hypothesis]]:
         found = []
         for number, (ids, valid) in enumerate(zip(source.data, source.valid, strict=True)):
             tokens = ids[valid].tolist()

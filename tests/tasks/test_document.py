@@ -12,7 +12,7 @@ from attnbench.core.errors import AttnbenchError
 from attnbench.data.corpus import Data
 from attnbench.models.base import Source
 from attnbench.models.transformer import TransformerSpec
-from attnbench.search.base import Hypothesis, Limits
+from attnbench.search.base import Hypothesis, SpecialIds
 from attnbench.search.greedy import GreedySpec
 from attnbench.tasks.document import DocumentSpec
 
@@ -53,7 +53,7 @@ class Oracle:
         self.known = dict(zip(pairs.source, pairs.target, strict=True))
         self.data, self.alter = data, alter
 
-    def __call__(self, model: Any, source: Source, limits: Limits) -> list[list[Hypothesis]]:
+    def __call__(self, model: Any, source: Source, special: SpecialIds) -> list[list[Hypothesis]]:
         found = []
         for ids, valid in zip(source.data, source.valid, strict=True):
             text = self.known[self.data.source_vocabulary.decode(ids[valid].tolist())]

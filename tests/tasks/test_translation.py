@@ -16,7 +16,7 @@ from attnbench.data.base import BOS, EOS, PAD, Batch
 from attnbench.data.corpus import Data
 from attnbench.models.base import Seq2SeqModel, Source
 from attnbench.models.transformer import TransformerSpec
-from attnbench.search.base import Hypothesis, Limits
+from attnbench.search.base import Hypothesis, SpecialIds
 from attnbench.tasks import pairs as pair_tasks
 from attnbench.tasks.translation import Translation, TranslationSpec
 
@@ -60,8 +60,8 @@ class Oracle:
         self.data = data
         self.seen: list[int] = []
 
-    def __call__(self, model: Seq2SeqModel, source: Source, limits: Limits) -> list[list[Hypothesis]]:
-        assert limits == Limits(BOS, EOS, PAD)
+    def __call__(self, model: Seq2SeqModel, source: Source, special: SpecialIds) -> list[list[Hypothesis]]:
+        assert special == SpecialIds(BOS, EOS, PAD)
         self.seen.append(len(source.data))
         found = []
         for ids, valid in zip(source.data, source.valid, strict=True):
@@ -83,8 +83,8 @@ def test_a_bleu_with_a_tokeniser_of_its_own_is_refused():
 
 def test_outputs_cut_at_the_length_limit_are_counted(data, task):
     class Cut(Oracle):
-        def __call__(self, model: Seq2SeqModel, source: Source, limits: Limits) -> list[list[Hypothesis]]:
-            found = super().__call__(model, source, limits)
+        def __call__(self, model: Seq2SeqModel, source: Source, special: SpecialIds) -> list[list[Hypothesis]]:
+            found = super().__call__(model, source, special)
             return [[best[0]._replace(finished=bool(line % 3)), best[1]] for line, best in enumerate(found)]
 
     model = build(task.spec)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from attnbench.attention.history import last
 from attnbench.models.base import Seq2SeqModel, Sizes, Source, models
-from attnbench.search.base import Limits, searches
+from attnbench.search.base import SpecialIds, searches
 
 PAD, BOS, EOS, WORDS = 0, 1, 2, 11
-LIMITS = Limits(BOS, EOS, PAD)
+LIMITS = SpecialIds(BOS, EOS, PAD)
 LENGTHS = (6, 1, 4)
 
 
