@@ -92,6 +92,7 @@ def test_the_switch(source, monkeypatch):
 
 
 def test_no_compiler(source, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
     assert native.compiler() is None
     assert native.load(source) is None

@@ -1,0 +1,148 @@
+// Rows in memory, with whatever strides they have: gathered into blocks, scattered again, and shared out among threads.
+
+#pragma once
+
+#include <cstdlib>
+
+#include "_vectors.hpp"
+
+namespace {
+
+struct Strided {  // one value or one row for each row of the scores; strides in elements, 0 where it is broadcast
+    const void* data;
+    int64_t outer, middle, inner, key;
+};
+struct Shape {
+    int64_t rows, middle, inner, keys;  // rows = outer * middle * inner
+};
+inline int64_t offset(const Strided& s, const Shape& shape, int64_t row) {
+    int64_t inner = row % shape.inner, rest = row / shape.inner;
+    return (rest / shape.middle) * s.outer + (rest % shape.middle) * s.middle + inner * s.inner;
+}
+
+template <class F> inline V<F> some(const typename F::T* at, int count, typename F::T fill) {
+    if (count >= F::W) return load<F>(at);
+    V<F> found = all<F>(fill);
+    std::memcpy(&found, at, count * sizeof(typename F::T));
+    return found;
+}
+template <class F> inline void put(typename F::T* at, V<F> value, int count) {
+    if (count >= F::W) store<F>(at, value);
+    else std::memcpy(at, &value, count * sizeof(typename F::T));
+}
+// nonzero where the bytes from `at` on are
+template <class F> inline M<F> marks(const uint8_t* at, int64_t stride, int count) {
+    if (stride == 0) return M<F>{} - (typename F::I)(*at != 0);
+    typename Vec<F>::Bytes bytes{};
+    if (count >= F::W) bytes = *(const typename Vec<F>::Bytes*)at;
+    else std::memcpy(&bytes, at, count);
+    return __builtin_convertvector(bytes, M<F>) != 0;
+}
+
+// W / P vectors, each of a row, become vectors with P lanes of every row
+template <int S, class X, int... L> inline void exchange(X& a, X& b, std::integer_sequence<int, L...>) {
+    constexpr int W = sizeof...(L);
+    X first = __builtin_shufflevector(a, b, ((L & S) ? W + L - S : L)...);
+    b = __builtin_shufflevector(a, b, ((L & S) ? W + L : L + S)...);
+    a = first;
+}
+template <class F, int P, int S = F::W / 2> inline void turn(V<F>* tile) {
+    if constexpr (S >= P) {
+        for (int i = 0; i < F::W / P; ++i)
+            if (!(i & (S / P))) exchange<S>(tile[i], tile[i + S / P], std::make_integer_sequence<int, F::W>{});
+        turn<F, P, S / 2>(tile);
+    }
+}
+
+template <class F> struct Scores {
+    const typename F::T* data;
+    Strided valid;
+    Shape shape;
+
+    // W keys of one row from `first` on: NaN made +inf, dead and absent ones -inf
+    V<F> operator()(int64_t row, int64_t first) const {
+        int count = (int)(shape.keys - first);
+        V<F> x = some<F>(data + row * shape.keys + first, count, -INF<F>);
+        x = x == x ? x : all<F>(INF<F>);
+        if (valid.data) {
+            const uint8_t* at = (const uint8_t*)valid.data + offset(valid, shape, row) + first * valid.key;
+            M<F> alive = marks<F>(at, valid.key, count);
+            x = alive ? x : all<F>(-INF<F>);
+        }
+        return x;
+    }
+};
+template <class F> struct Marks {
+    Strided given;
+    Shape shape;
+
+    V<F> operator()(int64_t row, int64_t first) const {
+        const uint8_t* at = (const uint8_t*)given.data + offset(given, shape, row) + first * given.key;
+        M<F> set = marks<F>(at, given.key, (int)(shape.keys - first));
+        return set ? all<F>(1) : V<F>{};
+    }
+};
+
+// the block of `rows` rows from `row` on, read through `from`
+template <class F, int P, class From> void gather(V<F>* x, From from, int64_t row, int rows, int64_t keys, V<F> none) {
+    constexpr int R = F::W / P;
+    for (int64_t first = 0; first < keys; first += F::W) {
+        V<F> tile[R];
+        for (int r = 0; r < R; ++r) tile[r] = r < rows ? from(row + r, first) : none;
+        turn<F, P>(tile);
+        for (int j = 0; j < R && first + j * P < keys; ++j) x[first / P + j] = tile[j];
+    }
+}
+template <class F, int P> void scatter(const V<F>* x, typename F::T* out, int64_t row, int rows, int64_t keys) {
+    constexpr int R = F::W / P;
+    for (int64_t first = 0; first < keys; first += F::W) {
+        V<F> tile[R];
+        for (int j = 0; j < R; ++j) tile[j] = first + j * P < keys ? x[first / P + j] : V<F>{};
+        turn<F, P>(tile);
+        for (int r = 0; r < rows; ++r) put<F>(out + (row + r) * keys + first, tile[r], (int)(keys - first));
+    }
+}
+
+enum Kind { SOFTMAX, TOPK, SPARSEMAX, ENTMAX15, ENTMAX };
+constexpr int64_t SHORT = 64;  // the longest rows that take one lane
+constexpr int64_t SERIAL = 1 << 14;  // numbers up to here are one thread's work
+
+// one number a row, in the lanes of its block
+template <class F, int P> V<F> per_row(const Strided& given, const Shape& shape, int64_t row, int rows) {
+    const typename F::T* from = (const typename F::T*)given.data;
+    V<F> found = all<F>(1);
+    for (int lane = 0; lane < rows * P; ++lane) found[lane] = from[offset(given, shape, row + lane / P)];
+    return found;
+}
+
+template <int P> using Lanes = std::integral_constant<int, P>;
+
+// work(lanes a row, room of four blocks, first row, rows) over all rows; 1 where there is no memory
+template <class F, int P, class Work> int in_blocks(const Shape& shape, int threads, Work work) {
+    constexpr int R = F::W / P;
+    bool failed = false;
+    int64_t blocks = (shape.rows + R - 1) / R, n = (shape.keys + P - 1) / P;
+    if (shape.rows * shape.keys <= SERIAL) threads = 1;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        // one vector more than four blocks; 4 makes the bytes a multiple of 64, as they must be
+        V<F>* room = (V<F>*)std::aligned_alloc(64, (4 * n + 4) * sizeof(V<F>));
+        if (!room) {
+#pragma omp atomic write
+            failed = true;
+        }
+#pragma omp for schedule(static)
+        for (int64_t at = 0; at < blocks; ++at) {
+            int64_t row = at * R;
+            if (room) work(Lanes<P>{}, room, row, (int)(shape.rows - row < R ? shape.rows - row : R));
+        }
+        std::free(room);
+    }
+    return failed;
+}
+template <class F, class Work> int in_blocks(const Shape& shape, int threads, Work work) {
+    if (shape.keys <= SHORT) return in_blocks<F, 1>(shape, threads, work);
+    return in_blocks<F, F::W>(shape, threads, work);
+}
+
+}  // namespace

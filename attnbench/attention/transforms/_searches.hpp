@@ -1,0 +1,364 @@
+// The transforms of _simplex.py for one block: thresholds are searched, and scores become weights where they lie.
+//
+// A block is n vectors of W lanes, P successive lanes a row: with P = 1 a vector holds the same key of W rows (short
+// rows: no sum goes across lanes), with P = W successive keys of one (long rows: nothing is turned about). The searches
+// are written once for all P.
+// Dead keys hold -inf. A spoilt row (NaN or +inf at a living key) is searched as a row of equal scores, then made NaN.
+
+#pragma once
+
+#include "_vectors.hpp"
+
+namespace {
+
+constexpr int ROUNDS = 64;
+constexpr int STEP = 4;  // vectors at a time where a function of each is dear
+
+template <class F, int P> struct Block {
+    V<F>* x;  // scores, then weights
+    V<F>* other;  // room for n vectors more, and as much again for a block of few
+    int n;
+    const int32_t* places = nullptr;  // of a block of few: where its scores stood
+    int kept = 0;
+
+    V<F> top() const {
+        V<F> found = x[0];
+        for (int j = 1; j < n; ++j) found = larger<F>(found, x[j]);
+        return most<F, P>(found);
+    }
+
+    // scores minus the largest; of a spoilt row 0 at living keys
+    void centre(V<F> top) {
+        M<F> spoilt = top == INF<F>;
+        V<F> by = top == -INF<F> ? V<F>{} : top;
+        if (any<F, P>(spoilt)) {
+            for (int j = 0; j < n; ++j) {
+                V<F> flat = x[j] > -INF<F> ? V<F>{} : all<F>(-INF<F>);
+                x[j] = spoilt ? flat : x[j] - by;
+            }
+        } else {
+            for (int j = 0; j < n; ++j) x[j] -= by;
+        }
+    }
+
+    // scores made exponentials; their sum in each lane
+    V<F> power_all() const {
+        V<F> total{};
+        int j = 0;
+        for (; j + STEP <= n; j += STEP) {
+            power<STEP>(x + j);
+            for (int i = j; i < j + STEP; ++i) total += x[i];
+        }
+        for (; j < n; ++j) total += x[j] = power_of(x[j]);
+        return total;
+    }
+
+    // masses made to sum to 1; NaN where the row is spoilt
+    void share(V<F> total, V<F> top) {
+        V<F> scale = 1 / larger<F>(total, all<F>(TINY<F>));
+        for (int j = 0; j < n; ++j) x[j] *= scale;
+        M<F> spoilt = top == INF<F>;
+        if (any<F, P>(spoilt))
+            for (int j = 0; j < n; ++j) x[j] = (spoilt & (x[j] > 0)) ? all<F>(std::nan("")) : x[j];
+    }
+
+    // the scores above `bound` of each row alone, the others having no weight in any case
+    Block above(V<F> bound) const {
+        if constexpr (P < F::W) return *this;
+        using T = typename F::T;
+        T* to = (T*)(other + n);
+        int32_t* place = (int32_t*)(other + 2 * n + 1);
+        int kept = pack(x, n, bound[0], to, place, F{});
+        int vectors = (kept + F::W - 1) / F::W;
+        for (int i = kept; i < vectors * F::W; ++i) to[i] = -INF<F>;
+        return {(V<F>*)to, other, vectors, place, kept};
+    }
+    // the same where they are so few that the work saved is more than that of moving them
+    Block if_few(V<F> bound) const {
+        Block found = above(bound);
+        return 2 * found.n <= n ? found : *this;
+    }
+    // the scores of one row among which its k largest are
+    Block largest(int64_t k) const {
+        if constexpr (P < F::W) return *this;
+        int64_t groups = (k + F::W - 1) / F::W;  // each of W lanes, whose maxima are k scores or more
+        if (2 * groups > n) return *this;
+        V<F> least = all<F>(INF<F>);
+        for (int64_t group = 0; group < groups; ++group) {
+            V<F> found = all<F>(-INF<F>);
+            for (int64_t j = group; j < n; j += groups) found = larger<F>(found, x[j]);
+            least = smaller<F>(least, found);
+        }
+        typename F::T reached = -most<F, P>(-least)[0];
+        if (!(reached > -INF<F> && reached < INF<F>)) return *this;
+        Block found = if_few(all<F>(std::nextafter(reached, -INF<F>)));
+        return found.top()[0] < INF<F> ? found : *this;  // a spoilt row is spoilt at all its living keys
+    }
+    // their weights put where the scores were
+    void place(const Block& few) const {
+        if (few.x == x) return;
+        using T = typename F::T;
+        for (int j = 0; j < n; ++j) x[j] = V<F>{};
+        for (int i = 0; i < few.kept; ++i) ((T*)x)[few.places[i]] = ((const T*)few.x)[i];
+    }
+
+    // a threshold that only climbs: true when no lane moved
+    static bool climb(V<F>& threshold, V<F> step, typename F::T still = 8 * EPS<F>) {
+        step = step > 0 ? step : V<F>{};  // NaN in rows without a living key
+        threshold += step;
+        return !any<F, P>(step > still);
+    }
+};
+
+
+template <class F, int P> void softmax(Block<F, P> b, V<F> top) {
+    b.centre(top);
+    b.share(sum<F, P>(b.power_all()), top);
+}
+
+// how many scores of one row are at or above each of three numbers
+template <class F> inline void tally(const V<F>* from, int n, const typename F::T (&t)[3], int64_t (&count)[3]) {
+#ifdef __AVX512F__
+    if constexpr (SINGLE<F>) {
+        const __m512 a = _mm512_set1_ps(t[0]), b = _mm512_set1_ps(t[1]), c = _mm512_set1_ps(t[2]);
+        int found[3] = {};
+        for (int j = 0; j < n; ++j) {
+            found[0] += __builtin_popcount(_mm512_cmp_ps_mask((__m512)from[j], a, _CMP_GE_OQ));
+            found[1] += __builtin_popcount(_mm512_cmp_ps_mask((__m512)from[j], b, _CMP_GE_OQ));
+            found[2] += __builtin_popcount(_mm512_cmp_ps_mask((__m512)from[j], c, _CMP_GE_OQ));
+        }
+        for (int i = 0; i < 3; ++i) count[i] = found[i];
+        return;
+    }
+#endif
+    M<F> found[3] = {};
+    for (int j = 0; j < n; ++j)
+        for (int i = 0; i < 3; ++i) found[i] -= from[j] >= t[i];
+    for (int i = 0; i < 3; ++i) count[i] = sum<F, F::W>(found[i])[0];
+}
+
+// A number t with the k largest of n vectors at or above it and no other, ties with the k-th included, for one row: more
+// than k are at or above `low`, none above `high`. Three numbers at a time, since each count is waited for.
+template <class F> typename F::T section(const V<F>* from, int n, int64_t k, typename F::T low, typename F::T high) {
+    using T = typename F::T;
+    int64_t count[3];
+    T t[3] = {low * (T)0.5 + high * (T)0.5, low * (T)0.25 + high * (T)0.75, high};
+    for (;;) {
+        tally<F>(from, n, t, count);
+        for (int i = 0; i < 3; ++i)
+            if (count[i] == k) return t[i];
+        T above = high;
+        for (int i = 2; i >= 0; --i) above = count[i] < k ? t[i] : above;
+        for (int i = 0; i < 3; ++i) low = count[i] > k ? t[i] : low;
+        high = above;
+        t[0] = low * (T)0.75 + high * (T)0.25;
+        t[1] = low * (T)0.5 + high * (T)0.5;
+        t[2] = low * (T)0.25 + high * (T)0.75;
+        if (!(t[1] > low && t[1] < high)) return low;
+    }
+}
+
+// The same for every row of a block; -inf where a row has no more than k. top: the largest score, which is told.
+template <class F, int P> V<F> kth(const V<F>* from, int n, typename F::I k, V<F>& top) {
+    V<F> bottom = all<F>(INF<F>);
+    M<F> living{};
+    top = all<F>(-INF<F>);
+    for (int j = 0; j < n; ++j) {
+        M<F> lives = from[j] > -INF<F>;
+        living -= lives;
+        top = larger<F>(top, from[j]);
+        bottom = lives ? smaller<F>(bottom, from[j]) : bottom;
+    }
+    top = most<F, P>(top);
+    V<F> low = -most<F, P>(-bottom), high = top, t = top;
+    M<F> few = (sum<F, P>(living) <= k) | (top == INF<F>), open = ~few;
+    if constexpr (P == F::W) return few[0] ? all<F>(-INF<F>) : all<F>(section<F>(from, n, k, low[0], high[0]));
+    while (any<F, P>(open)) {
+        M<F> count{};
+        for (int j = 0; j < n; ++j) count -= from[j] >= t;
+        count = sum<F, P>(count);
+        low = (open & (count >= k)) ? t : low;
+        high = (open & (count < k)) ? t : high;
+        t = low * (typename F::T)0.5 + high * (typename F::T)0.5;
+        open &= (count != k) & (t > low) & (t < high);
+    }
+    return few ? all<F>(-INF<F>) : low;
+}
+
+// Softmax over the k best. keep: where it is positive a key is attended in any case, and the k best are those of the
+// others.
+template <class F, int P> void topk(Block<F, P> whole, typename F::I k, const V<F>* keep) {
+    V<F> top, t;
+    Block<F, P> b = whole;
+    if (keep) {
+        for (int j = 0; j < b.n; ++j) b.other[j] = keep[j] > 0 ? all<F>(-INF<F>) : b.x[j];
+        t = kth<F, P>(b.other, b.n, k, top);
+        top = b.top();
+        t = top == INF<F> ? all<F>(-INF<F>) : t;  // a spoilt row is spoilt at all its living keys
+        for (int j = 0; j < b.n; ++j) b.x[j] = ((b.x[j] >= t) | (keep[j] > 0)) ? b.x[j] : all<F>(-INF<F>);
+    } else {
+        b = whole.largest(k);
+        t = kth<F, P>(b.x, b.n, k, top);
+        for (int j = 0; j < b.n; ++j) b.x[j] = b.x[j] >= t ? b.x[j] : all<F>(-INF<F>);
+    }
+    softmax(b, top);
+    whole.place(b);
+}
+
+// Newton's method on sum [d - tau]_+ = 1 from below: it never overshoots (Michelot's rounds)
+template <class F, int P> V<F> threshold2(const V<F>* x, int n) {
+    V<F> tau = all<F>(-1);
+    for (int round = 0; round < ROUNDS; ++round) {
+        V<F> mass{};
+        M<F> support{};
+        for (int j = 0; j < n; ++j) {
+            V<F> above = x[j] - tau;
+            M<F> in = above > 0;
+            mass += in ? above : V<F>{};
+            support -= in;
+        }
+        mass = sum<F, P>(mass);
+        V<F> count = __builtin_convertvector(sum<F, P>(support), V<F>);
+        if (Block<F, P>::climb(tau, (mass - 1) / count)) break;
+    }
+    return tau;
+}
+
+template <class F, int P> void sparsemax(Block<F, P> whole) {
+    V<F> top = whole.top(), total{};
+    whole.centre(top);
+    Block<F, P> b = whole.if_few(all<F>(-1));
+    V<F> tau = threshold2<F, P>(b.x, b.n);
+    for (int j = 0; j < b.n; ++j) total += b.x[j] = larger<F>(b.x[j] - tau, V<F>{});
+    b.share(sum<F, P>(total), top);
+    whole.place(b);
+}
+
+template <class F> inline V<F> root(V<F> x) {
+    for (int lane = 0; lane < F::W; ++lane) x[lane] = std::sqrt(x[lane]);
+    return x;
+}
+
+// tau of half the centred scores: Newton's method on the norm of [d/2 - tau]_+, which is convex in tau
+template <class F, int P> V<F> threshold15(const V<F>* x, int n) {
+    V<F> tau = all<F>(-1);
+    for (int round = 0; round < ROUNDS; ++round) {
+        V<F> mass{}, squares{};
+        for (int j = 0; j < n; ++j) {
+            V<F> above = larger<F>(x[j] * (typename F::T)0.5 - tau, V<F>{});
+            mass += above;
+            squares += above * above;
+        }
+        V<F> norm = root<F>(sum<F, P>(squares));
+        if (Block<F, P>::climb(tau, (norm - 1) * norm / sum<F, P>(mass))) break;
+    }
+    return tau;
+}
+
+template <class F, int P> void entmax15(Block<F, P> whole) {
+    V<F> top = whole.top(), total{};
+    whole.centre(top);
+    Block<F, P> b = whole.if_few(all<F>(-2));
+    V<F> tau = threshold15<F, P>(b.x, b.n);
+    for (int j = 0; j < b.n; ++j) {
+        V<F> above = larger<F>(b.x[j] * (typename F::T)0.5 - tau, V<F>{});
+        total += b.x[j] = above * above;
+    }
+    b.share(sum<F, P>(total), top);
+    whole.place(b);
+}
+
+template <class F> struct Masses {  // sums over the keys of p, p/r and p/r^2
+    V<F> mass{}, slope{}, bend{};
+};
+// alpha = 1 + e, e in (0, 1]: p = r^(1/e) with r = [1 + e (d - t)]_+ of N vectors, and what they add to the sums
+template <class F, int N> inline void weigh(const V<F>* d, V<F>* p, V<F> t, V<F> e, V<F> inverse, Masses<F>& sums) {
+    V<F> base[N], r[N], log[N];
+    for (int i = 0; i < N; ++i) {
+        base[i] = larger<F>((d[i] - t) * e, all<F>(-1));
+        V<F> moved = base[i] + 1;
+        log[i] = r[i] = larger<F>(moved, all<F>(TINY<F>));
+        base[i] -= moved - 1;  // what 1 + base rounds off: of weight where base is near 0, and there its logarithm's, too
+    }
+    logarithm<N>(log);
+    for (int i = 0; i < N; ++i) log[i] = (log[i] + base[i]) * inverse;
+    power<N>(log);
+    for (int i = 0; i < N; ++i) {
+        p[i] = r[i] > TINY<F> ? log[i] : V<F>{};
+        V<F> over_r = 1 / r[i], steep = p[i] * over_r;
+        sums.mass += p[i];
+        sums.slope += steep;
+        sums.bend += steep * over_r;
+    }
+}
+
+// A threshold near that of e. The largest weight, (1 - e t)^(1/e), runs nearly straight from e = 0, where it is one over
+// the sum of e^d, to 1/2 and from there to 1; at these two the threshold is exact.
+template <class F, int P> V<F> near_threshold(Block<F, P> b, V<F> e) {
+    using T = typename F::T;
+    V<F> tau = threshold15<F, P>(b.x, b.n), half = tau * tau, largest = half;
+    M<F> lower = e < (T)0.5, upper = e > (T)0.5;
+    if (any<F, 1>(lower)) {
+        for (int j = 0; j < b.n; ++j) b.other[j] = b.x[j];
+        V<F> soft = 1 / larger<F>(sum<F, P>(Block<F, P>{b.other, nullptr, b.n}.power_all()), all<F>(1));
+        largest = lower ? soft + (half - soft) * (2 * e) : largest;
+    }
+    V<F> flat = half;
+    if (any<F, 1>(upper)) {
+        flat = -threshold2<F, P>(b.x, b.n);
+        largest = upper ? half + (flat - half) * (2 * e - 1) : largest;
+    }
+    V<F> t = (1 - power_of(e * log_of<F>(largest))) / e;
+    t = e == (T)0.5 ? 2 * (tau + 1) : t;
+    return e == (T)1 ? 1 - flat : t;
+}
+
+// 1 - mass^-e: near 1, where all rounds but the first are, by its series
+template <class F, int P> V<F> one_less_power(V<F> mass, V<F> e) {
+    using T = typename F::T;
+    if constexpr (SINGLE<F>) {
+        V<F> u = mass - 1;
+        M<F> far = ~((u < (T)0.01) & (u > (T)-0.01));
+        if (!any<F, P>(far)) {
+            V<F> x = e * u * (1 - u * ((T)0.5 - u * ((T)(1.0 / 3) - u * (T)0.25)));
+            return x * (1 - x * ((T)0.5 - x * ((T)(1.0 / 6) - x * (T)(1.0 / 24))));
+        }
+    }
+    return -expm1<F>(-e * log_of<F>(mass));
+}
+
+// Solves (sum p)^e = 1 by two of Halley's rounds, which may land on either side, then Newton's: the first of these lands
+// below, as the sum is convex, and the others climb.
+template <class F, int P> void entmax(Block<F, P> whole, V<F> e) {
+    using T = typename F::T;
+    V<F> top = whole.top(), inverse = 1 / e, total{};
+    whole.centre(top);
+    Block<F, P> b = whole.above(-inverse);
+    V<F> t = near_threshold(b, e);
+    for (int round = 0; round < ROUNDS; ++round) {
+        Masses<F> sums;
+        int j = 0;
+        for (; j + STEP <= b.n; j += STEP) weigh<F, STEP>(b.x + j, b.other + j, t, e, inverse, sums);
+        for (; j < b.n; ++j) weigh<F, 1>(b.x + j, b.other + j, t, e, inverse, sums);
+        V<F> mass = total = sum<F, P>(sums.mass), slope = sum<F, P>(sums.slope);
+        V<F> step = mass * one_less_power<F, P>(mass, e) / (e * slope);
+        if (round < 2) {  // what the curve takes from or adds to the step; at the edge of a support it is no guide
+            V<F> bent = 1 + step * (1 - e) * (slope / mass - sum<F, P>(sums.bend) / slope) * (T)0.5;
+            step /= bent == bent ? smaller<F>(larger<F>(bent, all<F>((T)0.5)), all<F>(2)) : all<F>(1);
+        }
+        if (round <= 2) {  // 0 is below; NaN: no living key
+            V<F> moved = t + step;
+            moved = moved > 0 ? moved : V<F>{};
+            M<F> still = (moved - t < 2 * EPS<F>) & (t - moved < 2 * EPS<F>);
+            if (!any<F, P>(~still)) break;
+            t = moved;
+        } else if (Block<F, P>::climb(t, step, 2 * EPS<F>)) {  // p is of t before the step
+            break;
+        }
+    }
+    for (int j = 0; j < b.n; ++j) b.x[j] = b.other[j];
+    b.share(total, top);
+    whole.place(b);
+}
+
+}  // namespace
