@@ -7,24 +7,22 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 
 from attnbench.data.base import Cursor
 from attnbench.search.base import Searcher
-from attnbench.tasks.base import EVAL_TOKENS, Task
+from attnbench.tasks.base import Task
 from attnbench.train.divergence import first_nonfinite
+from attnbench.train.ending import Ending, ending_of, epoch_of, watch
 from attnbench.train.optim import set_rate
 from attnbench.train.runtime import Runtime
 from attnbench.train.spec import TrainSpec
 from attnbench.train.state import TrainState, Window, checkpoint_steps, load_checkpoint, prune, save_checkpoint
 from attnbench.train.step import accumulate, clip
-
-RISE = math.log(10)
-"""Nats a token that the training loss of an epoch lies above the least one when training has come apart: what is
-learnt was ten times as likely. Dropout, noise and overfitting do not do that to the loss of whole epochs."""
+from attnbench.train.validation import epoch_line, train_bleu, validate
 
 LOST = "the loss or the gradient"
 """What is not finite, where it can no longer be told more closely."""
@@ -42,20 +40,6 @@ class Recorder(Protocol):
     def rewind(self, step: int) -> None:
         """Cut the lines of the log that lie past `step`."""
         ...
-
-
-class Ending(NamedTuple):
-    """Why a training ended, at which update and in which pass over the data, both counted from 1.
-
-    The log counts passes otherwise: the `epoch` of its lines says how many are done. text: one line for the table.
-    seen: of a divergence, what was not finite, or that the loss rose and stayed high; the step is then where it had.
-    """
-
-    kind: Literal["finished", "stopped_early", "diverged"]
-    step: int
-    epoch: int
-    text: str
-    seen: str = ""
 
 
 class Update(NamedTuple):
@@ -111,7 +95,7 @@ def train(
         _prune(recorder.checkpoints, state, spec)  # a kill may have come between the last checkpoint and this
     recorder.rewind(state.step)
     before = state.seconds
-    ending = _ending(state, spec)
+    ending = ending_of(state, spec)
     if ending:
         return Outcome(state, ending, before)
     stream = data.batches(seed, tokens=spec.batch_tokens, start=Cursor(*state.cursor))
@@ -140,7 +124,7 @@ def train(
         state.step, state.cursor = step, tuple(pairs[-1][0])
         state.tokens += tokens
         validates = epoch_ends if spec.validate_every == "epoch" else step % spec.validate_every == 0
-        if under_way and (logs or epoch_ends or validates or _end(state, spec)):
+        if under_way and (logs or epoch_ends or validates or ending_of(state, spec)):
             failed, norm = _read(under_way, 0, state)
             if failed is not None:
                 return _diverged(failed, f"{LOST} is not finite", state, recorder, before)
@@ -153,20 +137,20 @@ def train(
             state.window = Window()
         passed = state.passed
         if epoch_ends:
-            _watch(state, passed)
+            watch(state, passed)
             state.passed = Window()
-        ending = _ending(state, spec)
+        ending = ending_of(state, spec)
         if ending or validates:
-            line = _validate(task, model, data, spec, state, runtime, validator)
+            line = validate(task, model, data, spec, state, runtime, validator)
             if not math.isfinite(line["valid/loss"]):  # such weights are not kept
                 where = _place(task, model, batches, spec, runtime)
                 reason = "the validation loss is not finite" + (f", nor is the {where}" if where else "")
                 return _diverged(step, reason, state, recorder, before)
             recorder.log(line)
             if epoch_ends and spec.validate_every == "epoch":
-                bleu = _train_bleu(task, model, data, spec, runtime, validator)
-                recorder.log(_epoch_line(passed, line, bleu))
-            ending = _ending(state, spec)
+                bleu = train_bleu(task, model, data, spec, runtime, validator)
+                recorder.log(epoch_line(passed, line, bleu))
+            ending = ending_of(state, spec)
             save_checkpoint(recorder.checkpoints, model, optimizer, state)
             _prune(recorder.checkpoints, state, spec)
             clock = time.perf_counter()
@@ -209,106 +193,6 @@ def _line(state: TrainState, rate: float, norm: float | None, runtime: Runtime) 
     }
 
 
-def _validate(
-    task: Task,
-    model: nn.Module,
-    data: Any,
-    spec: TrainSpec,
-    state: TrainState,
-    runtime: Runtime,
-    validator: Searcher | None,
-) -> dict[str, Any]:
-    """Score the validation split, note a new best in `state`, and return the line of the log."""
-    started = time.perf_counter()
-    tokens = _eval_tokens(spec)
-    model.eval()
-    with torch.no_grad(), runtime.autocast():
-        values = task.validate(model, data, "valid", tokens)
-        if validator is not None and math.isfinite(values["loss"]):
-            values["bleu"] = task.evaluate(model, data, "valid", validator, tokens, brief=True).values["bleu"]
-    model.train()
-    value = -values["loss"] if spec.select == "loss" else values.get("bleu", math.nan)
-    state.least = values["loss"] if state.least is None else min(state.least, values["loss"])
-    # BLEU without smoothing is 0 for a while; until it moves, the newest weights are the best and none is stale,
-    # but for those of a training that has diverged
-    level = spec.select == "bleu" and value == state.best == 0 and values["loss"] <= state.least + RISE
-    if math.isfinite(value) and (state.best is None or value > state.best or level):
-        state.best, state.best_step, state.stale = value, state.step, 0
-    else:
-        state.stale += 1
-    line: dict[str, Any] = {"step": state.step, "epoch": state.cursor[0], "elapsed_s": round(state.seconds, 3)}
-    line |= {f"valid/{name}": number for name, number in values.items()}
-    line["valid/seconds"] = time.perf_counter() - started
-    return line
-
-
-def _train_bleu(
-    task: Task, model: nn.Module, data: Any, spec: TrainSpec, runtime: Runtime, validator: Searcher | None
-) -> dict[str, float]:
-    if not spec.train_bleu or validator is None:
-        return {}
-    model.eval()
-    with torch.no_grad(), runtime.autocast():
-        bleu = task.sample_bleu(model, data, validator, _eval_tokens(spec), spec.train_bleu)
-    model.train()
-    return {"epoch/train_bleu": bleu}
-
-
-def _eval_tokens(spec: TrainSpec) -> int:
-    """Small batches suit training, not decoding: of 512 tokens it takes twice as long as of 4,096."""
-    return max(spec.batch_tokens, EVAL_TOKENS)
-
-
-def _epoch_line(passed: Window, validated: Mapping[str, Any], bleu: Mapping[str, float]) -> dict[str, Any]:
-    """A point of the curves: `epoch` passes are done. Losses without smoothing; that of training is met with dropout.
-
-    epoch/seconds: of training alone, its data included.
-    """
-    nll = passed.nll / max(1, passed.tokens)
-    line: dict[str, Any] = {name: validated[name] for name in ("step", "epoch", "elapsed_s")}
-    line |= {"epoch/train_loss": nll, "epoch/train_ppl": math.exp(min(nll, 700.0)), **bleu}
-    line |= {name.replace("valid/", "epoch/valid_"): validated[name] for name in validated if name.startswith("valid/")}
-    return {**line, "epoch/tokens": passed.tokens, "epoch/seconds": passed.seconds}
-
-
-def _watch(state: TrainState, passed: Window) -> None:
-    """Note whether the loss of an epoch that is done lies far above the least one so far."""
-    nll = passed.nll / max(1, passed.tokens)
-    state.lowest = nll if state.lowest is None else min(state.lowest, nll)
-    if nll <= state.lowest + RISE:
-        state.risen = None
-    else:
-        first = state.risen[:2] if state.risen else (state.step, state.cursor[0])
-        state.risen = (*first, nll)
-
-
-def _ending(state: TrainState, spec: TrainSpec) -> Ending | None:
-    ending = _end(state, spec)
-    if ending is None or state.risen is None:
-        return ending
-    step, epoch, nll = state.risen
-    seen = f"the training loss rose from {state.lowest:.3g} to {nll:.3g} nats a token and stayed there"
-    return Ending("diverged", step, epoch, f"diverged by step {step}, in epoch {epoch}: {seen}", seen)
-
-
-def _end(state: TrainState, spec: TrainSpec) -> Ending | None:
-    step, epoch = state.step, _epoch(state, state.step)
-    if step >= spec.max_steps:
-        return Ending("finished", step, epoch, f"finished at step {step}")
-    if spec.max_epochs is not None and state.cursor[0] >= spec.max_epochs:
-        return Ending("finished", step, epoch, f"finished after {spec.max_epochs} epochs, at step {step}")
-    if spec.patience is not None and state.stale >= spec.patience:
-        text = f"stopped early at step {step}: no better for {state.stale} validations"
-        return Ending("stopped_early", step, epoch, text)
-    return None
-
-
-def _epoch(state: TrainState, step: int) -> int:
-    """The pass over the data that an update belongs to, from 1: the last one made, or the one after it."""
-    done, *within = state.cursor
-    return done + (step > state.step or any(within))
-
-
 def _prune(folder: Path, state: TrainState, spec: TrainSpec) -> None:
     steps = checkpoint_steps(folder)
     prune(folder, {*steps[-max(2, spec.average) :], state.best_step, state.step})
@@ -324,7 +208,7 @@ def _place(task: Task, model: nn.Module, batches: list[Any], spec: TrainSpec, ru
 
 
 def _diverged(step: int, seen: str, state: TrainState, recorder: Recorder, before: float) -> Outcome:
-    epoch = _epoch(state, step)
+    epoch = epoch_of(state, step)
     text = f"diverged at step {step}, in epoch {epoch}: {seen}"
     recorder.log({"step": step, "event": text})
     return Outcome(state, Ending("diverged", step, epoch, text, seen), before)

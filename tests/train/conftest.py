@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from attnbench.core.dropout import Dropout
@@ -46,10 +47,17 @@ class ToyData:
 
 
 class ToyTask:
-    """losses: what each validation finds, in turn; left out: the truth. before_loss: called with each batch."""
+    """losses: what each validation finds, in turn; of_epochs: what a batch of each epoch loses a token, without a
+    gradient; left out: the truth. before_loss: called with each batch."""
 
-    def __init__(self, losses: list[float] | None = None, before_loss: Callable[[Rows], Any] | None = None) -> None:
+    def __init__(
+        self,
+        losses: list[float] | None = None,
+        before_loss: Callable[[Rows], Any] | None = None,
+        of_epochs: list[float] | None = None,
+    ) -> None:
         self.losses = losses
+        self.of_epochs = of_epochs
         self.before_loss = before_loss
         self.seen: list[Rows] = []
 
@@ -64,6 +72,8 @@ class ToyTask:
         if self.before_loss is not None:
             self.before_loss(batch)
         total = (model(batch.x) - batch.y).square().sum()
+        if self.of_epochs is not None:
+            total = total * 0 + self.of_epochs[(len(self.seen) - 1) // PER_EPOCH] * self.count(batch)
         return Loss(total * (1 - smoothing), total.detach())
 
     def validate(self, model: Any, data: Any, split: str, tokens: int) -> dict[str, float]:
@@ -133,6 +143,15 @@ class Toy:
         return train(
             self.task, self.model, ToyData(), self.spec, seed=3, width=16, recorder=self.log, **options
         )  # fmt: skip
+
+    def weights(self, step: int) -> dict[str, Tensor]:
+        """Of one checkpoint."""
+        return load_file(self.log.checkpoints / f"step-{step}" / "model.safetensors")
+
+    def moments(self, step: int) -> Tensor:
+        """Adam's first moments at one checkpoint, in one row: after one update a tenth of the gradient."""
+        state = torch.load(self.log.checkpoints / f"step-{step}" / "state.pt", weights_only=True)
+        return torch.cat([entry["exp_avg"].flatten() for entry in state["optimizer"]["state"].values()])
 
 
 def toy_model() -> nn.Sequential:

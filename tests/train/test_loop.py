@@ -1,27 +1,13 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pydantic import ValidationError
-from safetensors.torch import load_file
-from torch import Tensor
 
-from attnbench.core.errors import AttnbenchError
 from attnbench.train.state import checkpoint_steps, load_average
-
-
-def weights(toy: Any, step: int) -> dict[str, Tensor]:
-    return load_file(toy.log.checkpoints / f"step-{step}" / "model.safetensors")
-
-
-def moments(toy: Any, step: int) -> Tensor:
-    """Adam's first moments, in one row: after one update a tenth of the gradient."""
-    state = torch.load(toy.log.checkpoints / f"step-{step}" / "state.pt", weights_only=True)
-    return torch.cat([entry["exp_avg"].flatten() for entry in state["optimizer"]["state"].values()])
 
 
 def test_it_learns_and_ends_where_the_spec_says(toys: Any):
@@ -76,7 +62,7 @@ def test_checkpoints_to_average_are_kept(toys: Any):
     toys_own = toys.model()
     load_average(toys_own, toy.log.checkpoints, [8, 10, 12])
     for name, tensor in toys_own.state_dict().items():
-        mean = sum(weights(toy, step)[name].double() for step in (8, 10, 12)) / 3
+        mean = sum(toy.weights(step)[name].double() for step in (8, 10, 12)) / 3
         assert torch.allclose(tensor.double(), torch.as_tensor(mean), rtol=1e-7, atol=1e-9)
 
 
@@ -90,24 +76,9 @@ def test_patience(toys: Any):
     assert toy.task.losses == [1.0]  # nothing was run a second time
 
 
-def offset(toys: Any, losses: list[float]) -> Any:
-    """Adds to the loss of each epoch in turn, a token; gradients are left alone."""
-    task = toys.Task()
-    loss = task.loss
-
-    def shifted(model: Any, batch: Any, smoothing: float) -> Any:
-        epoch = len(task.seen) // toys.per_epoch
-        found = loss(model, batch, smoothing)
-        nll = torch.tensor(losses[epoch] * task.count(batch))
-        return found._replace(total=found.total * 0 + nll, nll=nll)
-
-    task.loss = shifted
-    return task
-
-
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
 def test_epochs_are_counted_in_batches(toys: Any, accumulate: int):
-    toy = toys(offset(toys, [1.0] * 3), max_steps=1000, max_epochs=2, accumulate=accumulate)
+    toy = toys(toys.Task(of_epochs=[1.0] * 3), max_steps=1000, max_epochs=2, accumulate=accumulate)
     outcome = toy()
     steps = math.ceil(2 * toys.per_epoch / accumulate)
     assert outcome.state.step == steps
@@ -223,7 +194,7 @@ def test_accumulated_batches_give_the_gradient_of_one_big_batch(toys: Any, monke
     model.zero_grad()
     ((model(x) - y).square().sum() / len(y)).backward()
     gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-    assert torch.allclose(moments(toy, 1) * 10, gradient, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(toy.moments(1) * 10, gradient, rtol=1e-5, atol=1e-6)
     assert toy.log.of("train/grad_norm") == [pytest.approx(gradient.norm().item(), rel=1e-5)]
 
 
@@ -234,8 +205,8 @@ def test_the_gradient_is_clipped_and_its_own_norm_logged(toys: Any):
     norm = free.log.of("train/grad_norm")[0]
     assert norm > 0.1
     assert clipped.log.of("train/grad_norm") == [norm]
-    assert (moments(clipped, 1) * 10).norm().item() == pytest.approx(0.01, rel=1e-3)
-    assert torch.allclose(moments(clipped, 1) / 0.01, moments(free, 1) / norm, rtol=1e-3, atol=1e-6)
+    assert (clipped.moments(1) * 10).norm().item() == pytest.approx(0.01, rel=1e-3)
+    assert torch.allclose(clipped.moments(1) / 0.01, free.moments(1) / norm, rtol=1e-3, atol=1e-6)
 
 
 def test_bf16_computes_in_bf16_and_keeps_weights_in_float32(toys: Any):
@@ -251,254 +222,5 @@ def test_bf16_computes_in_bf16_and_keeps_weights_in_float32(toys: Any):
     task.loss = spy
     toy()
     assert set(kinds) == {torch.bfloat16}
-    assert {tensor.dtype for tensor in weights(toy, 4).values()} == {torch.float32}
+    assert {tensor.dtype for tensor in toy.weights(4).values()} == {torch.float32}
     assert all(math.isfinite(value) for value in toy.log.of("train/loss"))
-
-
-def poison_input(at: int) -> Any:
-    count = 0
-
-    def poison(batch: Any) -> None:
-        nonlocal count
-        count += 1
-        if count >= at:
-            batch.x[0, 0] = math.nan
-
-    return poison
-
-
-def test_a_number_lost_before_any_checkpoint_is_an_outcome_without_weights(toys: Any):
-    toy = toys(toys.Task(before_loss=poison_input(2)))
-    outcome = toy()
-    assert outcome.ending == (
-        "diverged", 2, 1, "diverged at step 2, in epoch 1: output of 0 is not finite", "output of 0 is not finite",
-    )  # fmt: skip
-    assert outcome.diverged
-    assert not outcome.scorable
-    assert checkpoint_steps(toy.log.checkpoints) == []
-    assert toy.log.lines[-1] == {"step": 2, "event": outcome.ending.text}
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_number_lost_after_a_checkpoint_ends_the_training(toys: Any, accumulate: int):
-    toy = toys(toys.Task(before_loss=poison_input(5 * accumulate)), accumulate=accumulate)
-    outcome = toy()
-    assert outcome.diverged
-    assert outcome.scorable
-    epoch = 4 * accumulate // toys.per_epoch + 1
-    assert outcome.ending.text == f"diverged at step 5, in epoch {epoch}: output of 0 is not finite"
-    assert outcome.ending[:3] == ("diverged", 5, epoch)
-    assert (outcome.state.step, outcome.state.best_step) == (4, 4)
-    assert toy.log.lines[-1] == {"step": 5, "event": outcome.ending.text}
-    assert checkpoint_steps(toy.log.checkpoints) == [2, 4]
-    before = toy.log.untimed()
-    toy.task.before_loss = poison_input(1)
-    assert toy().ending.text == outcome.ending.text  # a second call tells the same
-    assert toy.log.untimed() == before
-
-
-def test_a_parameter_that_is_lost_is_named(toys: Any, monkeypatch: pytest.MonkeyPatch):
-    toy = toys(max_steps=4)
-    broken = toys.model()
-
-    def poison(batch: Any) -> None:
-        if len(toy.task.seen) == 3:
-            with torch.no_grad():
-                broken[3].weight[0, 1] = math.inf
-
-    toy.task.before_loss = poison
-    monkeypatch.setitem(toy.__call__.__func__.__globals__, "toy_model", lambda: broken)
-    assert toy().ending.text == "diverged at step 3, in epoch 1: parameter 3.weight is not finite"
-
-
-def test_a_gradient_that_is_lost_is_named_where_it_is_looked_at(toys: Any):
-    task = toys.Task()
-    loss = task.loss
-
-    def steep(model: Any, batch: Any, smoothing: float) -> Any:
-        found = loss(model, batch, smoothing)
-        return found._replace(total=found.total + 0 * (model[3].bias - model[3].bias.detach()).sum().sqrt())
-
-    task.loss = steep
-    assert toys(task, clip=1.0)().ending.seen == "gradient of 3.bias is not finite"
-
-
-def test_a_loss_that_is_lost_in_itself_is_called_so(toys: Any):
-    task = toys.Task()
-    loss = task.loss
-
-    def infinite(model: Any, batch: Any, smoothing: float) -> Any:
-        found = loss(model, batch, smoothing)
-        return found._replace(total=found.total + math.inf)
-
-    task.loss = infinite
-    assert toys(task)().ending.seen == "the loss is not finite"
-
-
-def test_the_best_checkpoint_before_a_divergence_is_kept(toys: Any):
-    toy = toys(toys.Task([3.0, 1.0, 2.0, 4.0], before_loss=poison_input(10)), max_steps=20)
-    outcome = toy()
-    assert outcome.ending[:3] == ("diverged", 10, 2)
-    assert outcome.state.best_step == 4
-    assert checkpoint_steps(toy.log.checkpoints) == [4, 6, 8]
-
-
-@pytest.mark.parametrize(("losses", "at"), [
-    ([3.0, 1.0, 9.0], (15, 3, "from 1 to 9 nats")),
-    ([3.0, 1.0, 9.0, 8.0, 7.5], (15, 3, "from 1 to 7.5 nats")),
-    ([1.0, 9.0, 1.5, 9.0], (20, 4, "from 1 to 9 nats")),
-    ([1.0, 1e30], (10, 2, "from 1 to 1e+30 nats")),
-])  # fmt: skip
-def test_a_loss_that_rises_and_stays_there_is_a_divergence(toys: Any, losses: list[float], at: Any):
-    toy = toys(offset(toys, losses), max_steps=1000, max_epochs=len(losses), validate_every="epoch")
-    outcome = toy()
-    assert outcome.diverged
-    assert outcome.scorable
-    assert outcome.state.step == 5 * len(losses)  # it went to the end of its spec all the same
-    step, epoch, words = at
-    assert outcome.ending[:3] == ("diverged", step, epoch)
-    assert outcome.ending.text.startswith(f"diverged by step {step}, in epoch {epoch}: the training loss rose {words}")
-    assert toy().ending == outcome.ending  # read back from the checkpoint
-
-
-@pytest.mark.parametrize("losses", [[3.0], [9.0, 5.0, 1.0], [1.0, 9.0, 3.0], [1.0, 3.3]])
-def test_a_loss_that_comes_back_is_none(toys: Any, losses: list[float]):
-    outcome = toys(offset(toys, losses), max_steps=1000, max_epochs=len(losses))()
-    assert outcome.ending.kind == "finished"
-
-
-@pytest.mark.parametrize(("step", "epoch"), [(1, 1), (5, 1), (6, 2), (10, 2), (11, 3)])
-def test_the_epoch_of_an_ending_counts_from_one(toys: Any, step: int, epoch: int):
-    """Five updates an epoch; whether training broke down in it, after it at its validation, or came to its end."""
-    assert toys(toys.Task(before_loss=poison_input(step)), max_steps=20)().ending[1:3] == (step, epoch)
-    broken = toys(toys.Task([1.0] * (step - 1) + [math.nan]), name="broken", max_steps=20, validate_every=1)
-    assert broken().ending[1:3] == (step, epoch)
-    ended = toys(name="ended", max_steps=step)
-    assert ended().ending[:3] == ("finished", step, epoch)
-    assert ended().ending[:3] == ("finished", step, epoch)  # read back from the checkpoint
-
-
-def test_weights_that_validate_to_nothing_are_not_kept(toys: Any):
-    toy = toys(toys.Task([2.0, math.nan, 1.0]))
-    outcome = toy()
-    assert outcome.diverged
-    assert outcome.ending.text == "diverged at step 4, in epoch 1: the validation loss is not finite"
-    assert checkpoint_steps(toy.log.checkpoints) == [2]
-    assert all(math.isfinite(value) for value in toy.log.of("valid/loss"))
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing may catch it."""
-
-
-def finished(toy: Any) -> tuple[Any, ...]:
-    last = checkpoint_steps(toy.log.checkpoints)[-1]
-    return toy.log.untimed(), weights(toy, last), moments(toy, last), checkpoint_steps(toy.log.checkpoints)
-
-
-def same(one: tuple[Any, ...], two: tuple[Any, ...]) -> None:
-    assert one[0] == two[0]
-    assert one[1].keys() == two[1].keys()
-    assert all(torch.equal(one[1][name], two[1][name]) for name in one[1])
-    assert torch.equal(one[2], two[2])
-    assert one[3] == two[3]
-
-
-FIELDS: dict[str, Any] = {"max_steps": 23, "log_every": 3, "validate_every": 5, "accumulate": 2, "clip": 0.5}
-
-
-@pytest.mark.parametrize("changes", [{}, {"precision": "bf16"}, {"validate_every": "epoch"}], ids=str)
-def test_a_training_cut_off_anywhere_ends_as_if_it_had_not_been(toys: Any, changes: dict[str, Any]):
-    whole = toys(name="whole", **FIELDS | changes)
-    whole()
-    cut = toys(name="cut", **FIELDS | changes)
-
-    def kill(batch: Any) -> None:
-        if len(cut.task.seen) in (3, 7, 20, 28, 45):  # counted over all attempts
-            raise Killed
-
-    cut.task.before_loss = kill
-    deaths = 0
-    while True:
-        try:
-            outcome = cut()
-            break
-        except Killed:
-            deaths += 1
-    assert deaths == 5
-    assert outcome.state.step == 23
-    assert outcome.resumed_seconds > 0
-    same(finished(cut), finished(whole))
-
-
-@pytest.mark.parametrize("victim", ["torch.save", "attnbench.train.state.save_file", "attnbench.core.files.os.replace"])
-@pytest.mark.parametrize("late", [False, True])
-def test_a_kill_while_a_checkpoint_is_written(toys: Any, monkeypatch: pytest.MonkeyPatch, victim: str, late: bool):
-    whole, cut = toys(name="whole", **FIELDS), toys(name="cut", **FIELDS)
-    whole()
-    with monkeypatch.context() as patch:
-        module, _, name = victim.rpartition(".")
-        owner: Any = __import__("importlib").import_module(module.removesuffix(".os")) if module else None
-        owner = owner.os if module.endswith(".os") else owner
-        real, calls = getattr(owner, name), 0
-
-        def dies(*arguments: Any, **options: Any) -> None:
-            nonlocal calls
-            calls += 1
-            if calls == 3 and not late:
-                raise Killed
-            real(*arguments, **options)
-            if calls == 3:
-                raise Killed
-
-        patch.setattr(owner, name, dies)
-        with pytest.raises(Killed):
-            cut()
-    cut()
-    same(finished(cut), finished(whole))
-
-
-def test_a_kill_before_old_checkpoints_are_removed(toys: Any, monkeypatch: pytest.MonkeyPatch):
-    whole, cut = toys(name="whole"), toys(name="cut")
-    whole()
-    with monkeypatch.context() as patch:
-        patch.setattr("attnbench.train.loop.prune", lambda folder, keep: dies() if 6 in keep else None)
-
-        def dies() -> None:
-            raise Killed
-
-        with pytest.raises(Killed):
-            cut()
-    assert checkpoint_steps(cut.log.checkpoints) == [2, 4, 6]
-    cut()
-    same(finished(cut), finished(whole))
-
-
-def test_lines_past_the_checkpoint_are_cut(toys: Any):
-    toy = toys(max_steps=6, validate_every=4, log_every=1)
-
-    def kill(batch: Any) -> None:
-        if len(toy.task.seen) == 6:
-            raise Killed
-
-    toy.task.before_loss = kill
-    with pytest.raises(Killed):
-        toy()
-    assert [line["step"] for line in toy.log.lines] == [1, 2, 3, 4, 4, 5]
-    toy()
-    assert [line["step"] for line in toy.log.lines] == [1, 2, 3, 4, 4, 5, 6, 6]
-
-
-def test_a_damaged_checkpoint_stops_the_training_and_the_mend_helps(toys: Any, tmp_path: Path):
-    whole, toy = toys(name="whole"), toys()
-    whole()
-    toy()
-    newest = toy.log.checkpoints / "step-6"
-    (newest / "state.pt").write_bytes(b"")
-    with pytest.raises(AttnbenchError, match=r"step-6/state\.pt: cannot be read.*remove the folder"):
-        toy()
-    for path in newest.iterdir():
-        path.unlink()
-    newest.rmdir()
-    toy()
-    same(finished(toy), finished(whole))

@@ -1,0 +1,65 @@
+"""When a training ends, and why: its spec is met, nothing gets better, or it has come apart."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+from attnbench.train.spec import TrainSpec
+from attnbench.train.state import TrainState, Window
+
+RISE = math.log(10)
+"""Nats a token that the training loss of an epoch lies above the least one when training has come apart: what is
+learnt was ten times as likely. Dropout, noise and overfitting do not do that to the loss of whole epochs."""
+
+
+class Ending(NamedTuple):
+    """Why a training ended, at which update and in which pass over the data, both counted from 1.
+
+    The log counts passes otherwise: the `epoch` of its lines says how many are done. text: one line for the table.
+    seen: of a divergence, what was not finite, or that the loss rose and stayed high; the step is then where it had.
+    """
+
+    kind: Literal["finished", "stopped_early", "diverged"]
+    step: int
+    epoch: int
+    text: str
+    seen: str = ""
+
+
+def watch(state: TrainState, passed: Window) -> None:
+    """Note whether the loss of an epoch that is done lies far above the least one so far."""
+    nll = passed.nll / max(1, passed.tokens)
+    state.lowest = nll if state.lowest is None else min(state.lowest, nll)
+    if nll <= state.lowest + RISE:
+        state.risen = None
+    else:
+        first = state.risen[:2] if state.risen else (state.step, state.cursor[0])
+        state.risen = (*first, nll)
+
+
+def ending_of(state: TrainState, spec: TrainSpec) -> Ending | None:
+    ending = _end(state, spec)
+    if ending is None or state.risen is None:
+        return ending
+    step, epoch, nll = state.risen
+    seen = f"the training loss rose from {state.lowest:.3g} to {nll:.3g} nats a token and stayed there"
+    return Ending("diverged", step, epoch, f"diverged by step {step}, in epoch {epoch}: {seen}", seen)
+
+
+def _end(state: TrainState, spec: TrainSpec) -> Ending | None:
+    step, epoch = state.step, epoch_of(state, state.step)
+    if step >= spec.max_steps:
+        return Ending("finished", step, epoch, f"finished at step {step}")
+    if spec.max_epochs is not None and state.cursor[0] >= spec.max_epochs:
+        return Ending("finished", step, epoch, f"finished after {spec.max_epochs} epochs, at step {step}")
+    if spec.patience is not None and state.stale >= spec.patience:
+        text = f"stopped early at step {step}: no better for {state.stale} validations"
+        return Ending("stopped_early", step, epoch, text)
+    return None
+
+
+def epoch_of(state: TrainState, step: int) -> int:
+    """The pass over the data that an update belongs to, from 1: the last one made, or the one after it."""
+    done, *within = state.cursor
+    return done + (step > state.step or any(within))
