@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,8 @@ inline float most(const float* z, int64_t begin, int64_t end) {
     float top = -INFINITY;
 #pragma omp simd reduction(max : top)
     for (int64_t v = begin; v < end; ++v) top = z[v] > top ? z[v] : top;
+    if (top <= -std::numeric_limits<float>::max())  // where some compilers let the largest begin
+        for (top = -INFINITY; begin < end; ++begin) top = z[begin] > top ? z[begin] : top;
     return top;
 }
 

@@ -81,6 +81,24 @@ exit 1
 
 
 @compiled
+def test_a_compiler_without_threads_makes_vectors_all_the_same(source, tmp_path, monkeypatch):
+    said = tmp_path / "said"
+    bare = tmp_path / "c++"
+    bare.write_text(
+        f"""#!/bin/sh
+for word; do test "$word" = -fopenmp && echo "error: no threads here" >&2 && exit 1; done
+echo "$*" >> {said}
+exec {" ".join(native._command())} "$@"
+"""
+    )
+    bare.chmod(0o755)
+    monkeypatch.setenv("CXX", str(bare))
+    source.write_text("#ifdef _OPENMP\n#error threads\n#endif\n" + SOURCE)
+    assert native.load(source).answer() == 42
+    assert "-fopenmp-simd" in said.read_text().splitlines()[-1].split()
+
+
+@compiled
 def test_a_cache_that_cannot_be_written_to_is_done_without(source, tmp_path, monkeypatch):
     (tmp_path / "cache").write_text("a file stands where the folder should")
     assert native.load(source).answer() == 42
