@@ -42,7 +42,7 @@ class Corpus(DatasetSpec):
 
 
 def corpus(remotes: list[list[Remote]], hub: Hub | None = None) -> Corpus:
-    return type("Here", (Corpus,), {"remotes": remotes, "copy": hub, "__annotations__": {}})()
+    return type("Here", (Corpus,), {"remotes": remotes, "copy": hub, "__annotations__": {}, "__module__": __name__})()
 
 
 def test_archives_are_fetched_unpacked_and_recorded(server, tmp_path: Path) -> None:
