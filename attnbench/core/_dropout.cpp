@@ -44,4 +44,4 @@ template <class T> void pass(const T* grad, const uint8_t* dropped, float scale,
     }
 
 DROPOUT(float32, float)
-DROPOUT(bfloat16, Half)
+DROPOUT(bfloat16, BFloat16)

@@ -96,4 +96,4 @@ int best(
     }
 
 BEST(float32, float)
-BEST(bfloat16, Half)
+BEST(bfloat16, BFloat16)

@@ -66,4 +66,4 @@ int smoothed(
     }
 
 SMOOTHED(float32, float)
-SMOOTHED(bfloat16, Half)
+SMOOTHED(bfloat16, BFloat16)
