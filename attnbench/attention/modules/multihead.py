@@ -91,9 +91,10 @@ class MultiHead(Scored, SelfAttention):
     def answer_ragged(
         self, query: Float[Tensor, "N D"], ragged: Ragged, memory: Memory, positions: Positions
     ) -> Float[Tensor, "N D2"]:
-        """Projects the tokens alone, by the projections' own hooks but not this module's, unless a subclass has its own
-        `forward`, which is called then."""
-        if type(self).forward is not MultiHead.forward:
+        """Projects the tokens alone, unless a subclass has its own `forward` or a hook wants to see what it takes and
+        gives: that is called then."""
+        hooks = (self._forward_pre_hooks, self._forward_hooks, self._backward_pre_hooks, self._backward_hooks)
+        if type(self).forward is not MultiHead.forward or any(hooks):
             return super().answer_ragged(query, ragged, memory, positions)
         queries = ragged.pad(self.project_query(query), self.heads)
         return self.project_context(ragged.take(self.mix(queries, memory, positions, None, False)[0]))

@@ -279,3 +279,17 @@ def test_what_a_subclass_changes_holds_without_padding_too(name, mixed_in):
     wanted = module(query, module.memorize(keys, valid), positions).context[valid]
     memory = module.memorize_ragged(keys[valid], ragged, valid)
     torch.testing.assert_close(module.answer_ragged(query[valid], ragged, memory, positions), wanted)
+
+
+@pytest.mark.parametrize("kind", ["forward_pre", "forward", "full_backward_pre", "full_backward"])
+def test_hooks_of_the_module_run_without_padding_too(kind):
+    module, seen = build(role="encoder_self")[1], []
+    query, keys, valid, positions = states("encoder_self", (6, 4, 1))
+    ragged = Ragged.of(valid)
+    wanted = module(query, module.memorize(keys, valid), positions).context[valid]
+    getattr(module, f"register_{kind}_hook")(lambda *call: seen.append(call[0]))
+    memory = module.memorize_ragged(keys[valid], ragged, valid)
+    found = module.answer_ragged(query[valid].requires_grad_(), ragged, memory, positions)
+    found.sum().backward()
+    assert seen == [module]
+    torch.testing.assert_close(found, wanted)
