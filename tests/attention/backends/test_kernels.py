@@ -44,6 +44,10 @@ _BLOCKS = """
 for kernel in (_kernels.forward, _kernels.backward_query, _kernels.backward_key):
     build(kernel, KIND={kind}, BLOCK_M=64, BLOCK_N=64)
 """
+_SMALL_BLOCKS = """
+for kernel in (_kernels.forward, _kernels.backward_query, _kernels.backward_key):
+    build(kernel, KIND={kind}, BLOCK_M=16, BLOCK_N=16, WIDTH=16, VALUE_WIDTH=16)
+"""
 _LISTS = """
 build(_listed.choose, KIND={kind}, BLOCK_M=64, BLOCK_N=32)
 build(_listed.mix, KIND={kind}, BLOCK_M=8)
@@ -60,7 +64,7 @@ _OF_BLOCKS, _OF_LISTS = ["forward", "backward_query", "backward_key"], ["choose"
 
 @pytest.mark.parametrize(("calls", "wanted"), [  # two, so that each imports once for many
     ((_BLOCKS + _LISTS + _IN_FLOAT32).format(kind=0), [*_OF_BLOCKS, *_OF_LISTS, "choose", "forward"]),
-    (_BLOCKS.format(kind=3) + _LISTS.format(kind=2), [*_OF_BLOCKS, *_OF_LISTS]),
+    (_SMALL_BLOCKS.format(kind=3) + _LISTS.format(kind=2), [*_OF_BLOCKS, *_OF_LISTS]),
 ], ids=["first", "second"])  # fmt: skip
 def test_the_kernels_compile_for_a_gpu(calls, wanted, tmp_path):
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
