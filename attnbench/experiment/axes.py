@@ -182,10 +182,9 @@ def with_axis(document: Document, option: str) -> Document:
     if name not in (*_ALIASES, *whole) and "." not in name:
         raise SpecError(f"{origin}: {unknown('axis', name, [*_ALIASES, 'site', *whole, 'or a dotted path'])}")
     path = _ALIASES.get(name, name)
-    labelled = {str(label_of(entry)): entry for entry in written.get(path, [])}
-    return document.with_axis(
-        path, [labelled.get(value, value) if isinstance(value, str) else value for value in values], origin
-    )
+    own = {str(label_of(entry)): entry for entry in written.get(path, [])}
+    chosen = [own.get(value, value) if isinstance(value, str) else value for value in values]
+    return document.with_axis(path, chosen, origin)
 
 
 _ALIASES = {
