@@ -59,7 +59,7 @@ def _with_gradient(
     loss, nll = logits.new_zeros((), dtype=wide), logits.new_zeros((), dtype=wide)
     size = max(1, BLOCK // max(1, vocab)) if logits.device.type == "cpu" else max(1, rows)
     for start in range(0, rows, size):
-        block, wanted = logits[start : start + size], target[start : start + size, None]
+        block, wanted = logits[start : start + size], target[start : start + size, None].long()
         log_p = torch.log_softmax(block.to(wide), dim=-1)
         block_nll = -log_p.gather(1, wanted).sum()
         nll += block_nll
