@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
@@ -42,6 +43,16 @@ def pytest_configure(config: pytest.Config) -> None:
     (root / "native").mkdir(exist_ok=True)
     (cache / "native").symlink_to(root / "native")
     os.environ["ATTNBENCH_CACHE"] = str(cache)
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now stays; looking through it for garbage again and again would take seconds."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or packages in C++ take it for a leak
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,12 +13,13 @@ from typing import Any
 from rich.console import Console
 
 from attnbench.core.errors import AttnbenchError
-from attnbench.core.files import dump_yaml, read_json, write_lines
+from attnbench.core.files import read_json, write_lines
 from attnbench.data.prepare import read_manifest
 from attnbench.experiment.document import Document, override_document, read_document
 from attnbench.experiment.executor import Outcome, choose_executor
 from attnbench.experiment.grid import Cell, Experiment, expand
-from attnbench.experiment.pipeline import RUN_AGAIN, Listener, Place, content_sha256, count_parameters
+from attnbench.experiment.parameters import count_parameters
+from attnbench.experiment.pipeline import RUN_AGAIN, Listener, Place, content_sha256
 from attnbench.experiment.progress import Bars, plain_listener
 from attnbench.experiment.run import adopt, find_done, is_done, write_grid
 from attnbench.tasks.translation import TranslationSpec
@@ -167,7 +169,7 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
     counted: dict[str, int] = {}
     cells = []
     for cell in experiment.cells:
-        key = dump_yaml([cell.spec.model.dump(), list(cell.spec.task.model_sizes())])
+        key = json.dumps([cell.spec.model.dump(), list(cell.spec.task.model_sizes())])
         if key not in counted:
             counted[key] = count_parameters(cell.spec)
         own, origin = not settings.fresh and is_done(root, cell), None

@@ -13,7 +13,7 @@ from attnbench.attention.catalog import build_transform
 from attnbench.attention.transforms import _rows
 from attnbench.core import native
 
-pytestmark = pytest.mark.skipif(native.load(_rows._SOURCE) is None, reason="no C++ compiler: torch operations serve")
+pytestmark = pytest.mark.skipif("native.load(_rows._SOURCE) is None", reason="no C++ compiler: torch operations serve")
 
 TRANSFORMS = {
     "softmax": lambda heads: build_transform("softmax"),
