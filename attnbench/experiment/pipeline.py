@@ -22,7 +22,6 @@ from attnbench.core.seeding import derive, seed_everything
 from attnbench.data.prepare import read_manifest
 from attnbench.experiment.environment import environment
 from attnbench.experiment.grid import Cell
-from attnbench.experiment.parameters import trained_parameters
 from attnbench.experiment.run import Run
 from attnbench.experiment.spec import CellSpec
 from attnbench.experiment.timing import time_decoding
@@ -69,6 +68,17 @@ def build_model(spec: CellSpec) -> torch.nn.Module:
     """The cell's model with the weights that its seed gives."""
     seed_everything(derive(spec.seed, "model"))
     return spec.model.build(spec.task.model_sizes())
+
+
+def count_parameters(spec: CellSpec) -> int:
+    """Parameters that the cell trains, shared ones once; no memory is taken."""
+    with torch.device("meta"):
+        model = spec.model.build(spec.task.model_sizes())
+    return _size(model)
+
+
+def _size(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def require_prepared(spec: CellSpec, cache: Path, written: str = "on the spec") -> Path:
@@ -128,7 +138,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     result = _result(cell, outcome, parts, run, at, steps)
     result |= {"commit": attempts[-1]["commit"], "dirty": any(attempt["dirty"] for attempt in attempts)}
     result["backends"] = chosen(model)
-    result["metrics"]["params"] = trained_parameters(model)
+    result["metrics"]["params"] = _size(model)
     result["total_seconds"] = time.perf_counter() - started + outcome.resumed_seconds - run.borrowed_seconds
     run.finish(result)
     return result

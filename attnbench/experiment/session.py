@@ -18,8 +18,7 @@ from attnbench.data.prepare import read_manifest
 from attnbench.experiment.document import Document, override_document, read_document
 from attnbench.experiment.executor import Outcome, choose_executor
 from attnbench.experiment.grid import Cell, Experiment, expand
-from attnbench.experiment.parameters import count_parameters
-from attnbench.experiment.pipeline import RUN_AGAIN, Listener, Place, content_sha256
+from attnbench.experiment.pipeline import RUN_AGAIN, Listener, Place, content_sha256, count_parameters
 from attnbench.experiment.progress import Bars, plain_listener
 from attnbench.experiment.run import adopt, find_done, is_done, write_grid
 from attnbench.tasks.translation import TranslationSpec

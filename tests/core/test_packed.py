@@ -14,14 +14,14 @@ from attnbench.core.files import cache_root
 from attnbench.core.packed import pack, packed
 
 needs_packing = pytest.mark.skipif(
-    "not (module._own_packs() or module._library_packs(torch.float32))", reason="nothing packs weights here"
+    not (module._own_packs() or module._library_packs(torch.float32)), reason="nothing packs weights here"
 )
 WAYS = [
     pytest.param(
         module._Library,
         marks=pytest.mark.skipif(not module._library_packs(torch.float32), reason="this torch packs no weights"),
     ),
-    pytest.param(module._Own, marks=pytest.mark.skipif("not module._own_packs()", reason="no C++ compiler")),
+    pytest.param(module._Own, marks=pytest.mark.skipif(not module._own_packs(), reason="no C++ compiler")),
 ]
 
 
@@ -166,9 +166,7 @@ def test_a_torch_and_a_machine_that_pack_nothing_leave_the_layers_as_they_are(no
     torch.testing.assert_close(copy.deepcopy(net)(states), net(states))
 
 
-@pytest.mark.skipif(
-    "not (module._own_packs() and module._library_packs(torch.float32))", reason="one way alone is here"
-)
+@pytest.mark.skipif(not (module._own_packs() and module._library_packs(torch.float32)), reason="one way alone is here")
 @pytest.mark.parametrize(("gain", "way"), [(1.2, "_Own"), (0.8, "_Library")])
 def test_the_faster_way_is_taken_as_it_was_measured_once(gain, way, nothing_known, monkeypatch, tmp_path):
     compiled = cache_root() / "native"
@@ -205,7 +203,7 @@ def test_what_compiled_code_cannot_read_goes_through_the_layers(way, monkeypatch
                 net(states.to("meta"))
 
 
-@pytest.mark.skipif("not module._own_packs()", reason="no C++ compiler")
+@pytest.mark.skipif(not module._own_packs(), reason="no C++ compiler")
 def test_where_compiled_code_is_off_layers_packed_before_are_as_they_were(monkeypatch):
     monkeypatch.setattr(module, "_way", lambda dtype: module._Own)
     monkeypatch.setattr(module.products, "multiply", lambda *given: pytest.fail("compiled code ran"))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from attnbench.core import native, products
 
-pytestmark = pytest.mark.skipif("not products.serves()", reason="no C++ compiler, or it is switched off")
+pytestmark = pytest.mark.skipif(not products.serves(), reason="no C++ compiler, or it is switched off")
 
 
 def drawn(*shape: int) -> torch.Tensor:

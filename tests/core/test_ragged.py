@@ -15,7 +15,7 @@ from attnbench.core.ragged import Ragged
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 NEEDS_COMPILER = pytest.mark.skipif(
-    "native.load(module._SOURCE) is None", reason="no C++ compiler: torch operations serve"
+    native.load(module._SOURCE) is None, reason="no C++ compiler: torch operations serve"
 )
 COMPILED = [pytest.param(True, marks=NEEDS_COMPILER), False]
 

@@ -13,8 +13,7 @@ from attnbench.core.errors import AttnbenchError
 from attnbench.core.files import read_jsonl
 from attnbench.data.alignment.model import Aligner
 from attnbench.experiment.evaluation import load_trained, score_split, translate
-from attnbench.experiment.parameters import count_parameters
-from attnbench.experiment.pipeline import Place, run_cell
+from attnbench.experiment.pipeline import Place, count_parameters, run_cell
 from attnbench.experiment.run import Run
 from attnbench.models.fertility.guided import GuidedFertility
 from attnbench.models.fertility.predicted import PredictedFertility

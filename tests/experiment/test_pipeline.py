@@ -16,8 +16,7 @@ from attnbench.core.errors import AttnbenchError, DataError
 from attnbench.core.files import read_jsonl
 from attnbench.experiment import environment as environment_module
 from attnbench.experiment.environment import environment, git_state
-from attnbench.experiment.parameters import count_parameters
-from attnbench.experiment.pipeline import Place, build_model, content_sha256, run_cell
+from attnbench.experiment.pipeline import Place, build_model, content_sha256, count_parameters, run_cell
 from attnbench.experiment.run import Run, environments, write_grid
 from attnbench.report.collect import collect
 from attnbench.train import runtime as runtime_module

@@ -70,7 +70,7 @@ def test_without_gradients_and_without_rows():
     assert loss.item() == nll.item() == 0.0
 
 
-@pytest.mark.skipif("native.load(module._SOURCE) is None", reason="no C++ compiler: torch operations serve")
+@pytest.mark.skipif(native.load(module._SOURCE) is None, reason="no C++ compiler: torch operations serve")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "vocab"), [(1, 1), (5, 3), (70, 1003)])
 @pytest.mark.parametrize("scale", [0.0, 3.0, 100.0])

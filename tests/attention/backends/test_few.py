@@ -17,7 +17,13 @@ from attnbench.attention.transforms.base import Fused, transforms
 from attnbench.attention.types import Dims, Positions
 from attnbench.core import native
 
-compiled = pytest.mark.skipif("native.load(few._SOURCE) is None", reason="no C++ compiler: matrix products serve")
+compiled = pytest.mark.usefixtures("_compiled")
+
+
+@pytest.fixture(scope="module")
+def _compiled():
+    if native.load(few._SOURCE) is None:
+        pytest.skip("no C++ compiler: matrix products serve")
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,13 @@ from attnbench.attention.catalog import build_transform
 from attnbench.attention.transforms import _rows
 from attnbench.core import native
 
-pytestmark = pytest.mark.skipif("native.load(_rows._SOURCE) is None", reason="no C++ compiler: torch operations serve")
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled():
+    """Not while tests are collected, when one worker would wait for another's compiler."""
+    if native.load(_rows._SOURCE) is None:
+        pytest.skip("no C++ compiler: torch operations serve")
+
 
 TRANSFORMS = {
     "softmax": lambda heads: build_transform("softmax"),
