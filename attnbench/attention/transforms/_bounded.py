@@ -20,6 +20,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from attnbench.attention.transforms import _bounded_rows
+from attnbench.attention.transforms._bounded_rows import BoundedKind
 from attnbench.attention.transforms._simplex import check_mask, heed, mask
 from attnbench.attention.transforms.base import TransformSpec, widen
 from attnbench.attention.types import Role
@@ -37,9 +39,10 @@ class Bounded(NamedTuple):
 
     scores: -inf at keys that get no weight. upper: in [0, MOST], 0 at those keys.
     fast: weights, and the rows that it leaves to `exact`. exact: the definition, which `fast` is tested against.
-    slope: weights, and 1 at free keys -> q of the Jacobian.
+    slope: weights, and 1 at free keys -> q of the Jacobian. kind: what the compiled path knows it by.
     """
 
+    kind: BoundedKind
     fast: Callable[[Float[Tensor, "N K"], Float[Tensor, "N K"]], tuple[Float[Tensor, "N K"], Int[Tensor, "R"]]]
     exact: Callable[[Float[Tensor, "N K"], Float[Tensor, "N K"]], Float[Tensor, "N K"]]
     slope: Callable[[Float[Tensor, "... K"], Float[Tensor, "... K"]], Float[Tensor, "... K"]]
@@ -64,6 +67,20 @@ class _Solution(NamedTuple):
 
 
 def _solve(
+    transform: Bounded, scores: Float[Tensor, "N K"], valid: Bool[Tensor, "N K"] | None, upper: Float[Tensor, "N K"]
+) -> _Solution:
+    if not _bounded_rows.serves(scores, upper):
+        return _in_torch(transform, scores, valid, upper)
+    weights, bound, rows = _bounded_rows.solve(transform.kind, scores, valid, upper)
+    short = torch.zeros(len(scores), dtype=torch.bool)
+    if len(rows):
+        others = _in_torch(transform, scores[rows], None if valid is None else valid[rows], upper[rows])
+        for whole, part in zip((weights, bound, short), others, strict=True):
+            whole[rows] = part
+    return _Solution(weights, bound, short)
+
+
+def _in_torch(
     transform: Bounded, scores: Float[Tensor, "N K"], valid: Bool[Tensor, "N K"] | None, upper: Float[Tensor, "N K"]
 ) -> _Solution:
     masked = mask(scores, valid)
@@ -114,31 +131,44 @@ class _BoundedFunction(torch.autograd.Function):
                 "on_infeasible='saturate' for weights that are the bounds"
             )
         ctx.save_for_backward(found.weights, found.upper, found.short if short else None)
-        ctx.slope, ctx.shape = how.slope, scores.shape
+        ctx.how, ctx.shape = how, scores.shape
+        ctx.compiled = _bounded_rows.serves(flat)
         return found.weights.reshape(scores.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         weights, upper, short = ctx.saved_tensors
-        grad = grads[0].reshape(weights.shape)
-        some = weights.ceil()  # of NaN it is NaN, as the sign is not
-        free = (upper - weights).ceil_().clamp_max_(1.0).mul_(some)
-        heeded = heed(grad, some)
-        slope = ctx.slope(weights, free)
-        mass = slope.sum(-1, keepdim=True)
-        taken = heeded * slope
-        mean = taken.sum(-1, keepdim=True).div_(mass.clamp_min(torch.finfo(mass.dtype).tiny))
-        mean = mean.nan_to_num_(0.0, 0.0, 0.0)
-        to_scores = taken.addcmul_(slope, mean, value=-1)
-        to_upper = None
-        if ctx.needs_input_grad[1]:
-            moves = mass.sign()
-            if short is not None:
-                moves = moves.masked_fill(short[:, None], 1.0)  # their mean is 0: all of g
-            at_bound = some.sub_(free).mul_(moves)
-            to_upper = heeded.mul_(at_bound).addcmul_(at_bound, mean, value=-1).reshape(ctx.shape)
-        return to_scores.reshape(ctx.shape), to_upper, None, None, None
+        grad, both = grads[0].reshape(weights.shape), ctx.needs_input_grad[1]
+        found = None
+        if ctx.compiled:
+            found = _bounded_rows.pull_back(ctx.how.kind, weights, upper, grad, short, bounds_too=both)
+        to_scores, to_upper = found or _pull_back(ctx.how, weights, upper, grad, short)
+        return to_scores.reshape(ctx.shape), to_upper.reshape(ctx.shape) if both else None, None, None, None
+
+
+def _pull_back(
+    transform: Bounded,
+    weights: Float[Tensor, "N K"],
+    upper: Float[Tensor, "N K"],
+    grad: Float[Tensor, "N K"],
+    short: Bool[Tensor, "N"] | None,
+) -> tuple[Float[Tensor, "N K"], Float[Tensor, "N K"]]:
+    """The gradients at scores and bounds."""
+    some = weights.ceil()  # of NaN it is NaN, as the sign is not
+    free = (upper - weights).ceil_().clamp_max_(1.0).mul_(some)
+    heeded = heed(grad, some)
+    slope = transform.slope(weights, free)
+    mass = slope.sum(-1, keepdim=True)
+    taken = heeded * slope
+    mean = taken.sum(-1, keepdim=True).div_(mass.clamp_min(torch.finfo(mass.dtype).tiny))
+    mean = mean.nan_to_num_(0.0, 0.0, 0.0)
+    to_scores = taken.addcmul_(slope, mean, value=-1)
+    moves = mass.sign()
+    if short is not None:
+        moves = moves.masked_fill(short[:, None], 1.0)  # their mean is 0: all of g
+    at_bound = some.sub_(free).mul_(moves)
+    return to_scores, heeded.mul_(at_bound).addcmul_(at_bound, mean, value=-1)
 
 
 def bounded(

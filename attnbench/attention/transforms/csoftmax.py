@@ -81,7 +81,7 @@ def slope(weights: Float[Tensor, "... K"], free: Float[Tensor, "... K"]) -> Floa
     return weights * free
 
 
-CSOFTMAX = Bounded(newton, exact, slope)
+CSOFTMAX = Bounded("csoftmax", newton, exact, slope)
 
 
 @transforms.register

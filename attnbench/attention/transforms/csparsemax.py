@@ -141,7 +141,7 @@ def slope(weights: Float[Tensor, "... K"], free: Float[Tensor, "... K"]) -> Floa
     return free
 
 
-CSPARSEMAX = Bounded(newton, exact, slope=slope)
+CSPARSEMAX = Bounded("csparsemax", newton, exact, slope)
 
 
 @transforms.register
