@@ -139,12 +139,14 @@ class _BoundedFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         weights, upper, short = ctx.saved_tensors
-        grad, both = grads[0].reshape(weights.shape), ctx.needs_input_grad[1]
-        found = None
+        grad, found = grads[0].reshape(weights.shape), None
         if ctx.compiled:
-            found = _bounded_rows.pull_back(ctx.how.kind, weights, upper, grad, short, bounds_too=both)
+            found = _bounded_rows.pull_back(
+                ctx.how.kind, weights, upper, grad, short, bounds_too=ctx.needs_input_grad[1]
+            )
         to_scores, to_upper = found or _pull_back(ctx.how, weights, upper, grad, short)
-        return to_scores.reshape(ctx.shape), to_upper.reshape(ctx.shape) if both else None, None, None, None
+        to_upper = None if to_upper is None else to_upper.reshape(ctx.shape)
+        return to_scores.reshape(ctx.shape), to_upper, None, None, None
 
 
 def _pull_back(
