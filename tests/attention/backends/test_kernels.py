@@ -42,8 +42,9 @@ def build(kernel, half="*bf16", **fixed):
 """
 _BLOCKS = """
 for kernel in (_kernels.forward, _kernels.backward_query, _kernels.backward_key):
-    build(kernel, KIND={kind}, BLOCK_M=16, BLOCK_N=16, WIDTH=16, VALUE_WIDTH=16)
+    build(kernel, KIND={kind}, {sizes})
 """
+_AS_SHIPPED, _SMALL = "BLOCK_M=64, BLOCK_N=64", "BLOCK_M=16, BLOCK_N=16, WIDTH=16, VALUE_WIDTH=16"
 _LISTS = """
 build(_listed.choose, KIND={kind}, BLOCK_M=64, BLOCK_N=32)
 build(_listed.mix, KIND={kind}, BLOCK_M=8)
@@ -60,8 +61,8 @@ _OF_BLOCKS, _OF_LISTS = ["forward", "backward_query", "backward_key"], ["choose"
 
 def test_the_kernels_compile_for_a_gpu(tmp_path):
     calls = [
-        _BLOCKS.format(kind=0), _LISTS.format(kind=0), _IN_FLOAT32.format(kind=0),
-        _BLOCKS.format(kind=3), _LISTS.format(kind=2),
+        _BLOCKS.format(kind=0, sizes=_AS_SHIPPED), _LISTS.format(kind=0), _IN_FLOAT32.format(kind=0),
+        _BLOCKS.format(kind=3, sizes=_SMALL), _LISTS.format(kind=2),
     ]  # fmt: skip
     wanted = [*_OF_BLOCKS, *_OF_LISTS, "choose", "forward", *_OF_BLOCKS, *_OF_LISTS]
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
