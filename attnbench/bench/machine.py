@@ -39,8 +39,9 @@ class Choice(NamedTuple):
     gain: float | None
 
 
-def set_up(device: torch.device) -> list[Choice]:
+def set_up(runtime: Runtime) -> list[Choice]:
     """Make the choices that every training makes, and time what they give, on a processor."""
+    device, searched = runtime.device, {"fp32": "float32", "bf16": "bfloat16"}[runtime.precision]
     if device.type != "cpu":
         return []
     left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
@@ -56,7 +57,7 @@ def set_up(device: torch.device) -> list[Choice]:
     compiler = native.engine()
     return [
         Choice("float32 matrix products", products, before / after if sent else None),
-        Choice("float32 products of searches", *_of_searches()),
+        Choice(f"{searched} products of searches", *_of_searches(runtime.product_type)),
         Choice("freed memory", "kept for the next step", returned / kept),
         Choice(
             "transforms, and steps of decoding", f"compiled by {compiler}" if compiler else "torch operations", None
@@ -65,8 +66,8 @@ def set_up(device: torch.device) -> list[Choice]:
     ]
 
 
-def _of_searches() -> tuple[str, float | None]:
-    way, gain = packed.chosen()
+def _of_searches(dtype: torch.dtype) -> tuple[str, float | None]:
+    way, gain = packed.chosen(dtype)
     if way == "nothing":
         return "weights as they are", None
     return f"weights packed, by {way}", gain if gain is None or way == "code compiled here" else 1 / gain

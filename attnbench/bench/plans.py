@@ -37,7 +37,7 @@ class Plan(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.runtime.precision == "bf16" else torch.float32
+        return self.runtime.product_type
 
     def time(
         self, cases: list[Case], *, loose: bool = False, rest: float = 0, apart: bool = False, replay: bool = False

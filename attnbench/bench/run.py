@@ -111,7 +111,7 @@ def run(
             f"--precision {precision}: this device has no instructions for it, and training takes float32 instead; "
             "measure fp32"
         )
-    choices: list[Choice] = set_up(place)
+    choices: list[Choice] = set_up(runtime)
     made = signature(runtime)
     if earlier is not None:
         _same_kind(earlier, made)

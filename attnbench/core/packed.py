@@ -25,6 +25,8 @@ _CLEARLY = 0.9
 more."""
 _ERRORS = {torch.float32: 1e-6, torch.bfloat16: 1e-2}
 """How far a product may lie from its exact value, as a part of it."""
+_FILES = {torch.float32: "packed", torch.bfloat16: "packed-bfloat16"}
+"""Where it is kept what is faster."""
 _TURNS = 7
 """Times that each way is timed."""
 _WEIGHTS = 24
@@ -59,12 +61,12 @@ def pack(model: nn.Module) -> list[nn.Linear]:
     return layers
 
 
-def chosen() -> tuple[str, float | None]:
-    """What packs float32 weights on this machine, and how many times as fast code compiled here is as the library, with
-    a step of 64 rows; None where that is not known."""
-    way = _way(torch.float32)
-    both = _own_packs() and _library_packs(torch.float32)
-    return "nothing" if way is None else way.name, _own_gain(torch.get_num_threads()) if both else None
+def chosen(dtype: torch.dtype) -> tuple[str, float | None]:
+    """What packs weights of that type on this machine, and how many times as fast code compiled here is as the library,
+    with a step of 64 rows; None where that is not known."""
+    way = _way(dtype)
+    both = _own_packs(dtype) and _library_packs(dtype)
+    return "nothing" if way is None else way.name, _own_gain(dtype, torch.get_num_threads()) if both else None
 
 
 class _Packed:
@@ -72,14 +74,13 @@ class _Packed:
 
     def __init__(self, layer: nn.Linear, dtype: torch.dtype, way: type[_Way]) -> None:
         self.layer, self.dtype = layer, dtype
-        bias = None if layer.bias is None else layer.bias.detach().to(dtype)
-        self.product = way(layer.weight.detach().to(dtype), bias)
+        self.product = way(layer.weight.detach(), None if layer.bias is None else layer.bias.detach(), dtype)
 
     def __call__(self, input: Tensor) -> Tensor:
         layer = self.layer
         if torch.is_grad_enabled() or _wanted_type() != self.dtype or not self._takes(input):
             return linear(input, layer.weight, layer.bias)
-        return self.product(input.to(self.dtype))
+        return self.product(input)
 
     def _takes(self, input: Tensor) -> bool:
         """What does not fit is left to torch, which says so."""
@@ -91,42 +92,47 @@ class _Packed:
 class _Way(Protocol):
     name: ClassVar[str]
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None: ...
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        """Both of float32. dtype: what is multiplied."""
 
     def takes(self, states: Tensor) -> bool: ...
 
-    def __call__(self, states: Tensor) -> Tensor: ...
+    def __call__(self, states: Tensor) -> Tensor:
+        """states: of float32, or of the type that is multiplied."""
+        ...
 
 
 class _Library:
-    """By torch's matrix library, in its own order."""
+    """By torch's matrix library, in its own order; the product is of the type that is multiplied."""
 
     name: ClassVar[str] = "the matrix library"
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.weight: Any = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
-        self.bias = None if bias is None else bias.contiguous()  # torch reads it as if it were, and says nothing
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.weight: Any = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), _ROWS)
+        # torch reads a bias as if it were contiguous, and says nothing
+        self.bias = None if bias is None else bias.to(dtype).contiguous()
 
     def takes(self, states: Tensor) -> bool:
         return native.readable(states)
 
     def __call__(self, states: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(states, self.weight, self.bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(states.to(self.dtype), self.weight, self.bias, "none", [], "")
 
 
 class _Own:
-    """By code compiled here."""
+    """By code compiled here; the product is of float32, in which it is summed up."""
 
     name: ClassVar[str] = "code compiled here"
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.weight, self.bias = products.pack(weight), bias
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        self.weight, self.bias = products.pack(weight, dtype), bias
 
     def takes(self, states: Tensor) -> bool:
-        return products.serves(states)
+        return native.readable(states) and products.serves(dtype=self.weight.dtype)
 
     def __call__(self, states: Tensor) -> Tensor:
-        found = products.multiply(states.reshape(-1, states.shape[-1]), self.weight, self.bias)
+        found = products.multiply(states.reshape(-1, states.shape[-1]).float(), self.weight, self.bias)
         return found.view(*states.shape[:-1], self.weight.outputs)
 
 
@@ -143,22 +149,21 @@ def _wanted_type() -> torch.dtype:
 
 
 def _way(dtype: torch.dtype) -> type[_Way] | None:
-    """What packs weights of that type: in float32 code compiled here, unless the library was measured to be clearly
-    faster."""
+    """What packs weights of that type: code compiled here, unless the library was measured to be clearly faster."""
     library = _library_packs(dtype)
-    if dtype != torch.float32 or not _own_packs():
+    if not _own_packs(dtype):
         return _Library if library else None
-    gain = _own_gain(torch.get_num_threads()) if library else None
+    gain = _own_gain(dtype, torch.get_num_threads()) if library else None
     return _Own if gain is None or gain >= _CLEARLY else _Library
 
 
-def _own_packs() -> bool:
-    return products.serves() and _own_is_exact()
+def _own_packs(dtype: torch.dtype) -> bool:
+    return products.serves(dtype=dtype) and _own_is_exact(dtype)
 
 
 @functools.cache
-def _own_is_exact() -> bool:
-    return _is_exact(_Own, torch.float32)
+def _own_is_exact(dtype: torch.dtype) -> bool:
+    return _is_exact(_Own, dtype)
 
 
 @functools.cache
@@ -174,25 +179,26 @@ def _library_packs(dtype: torch.dtype) -> bool:
 
 def _is_exact(way: type[_Way], dtype: torch.dtype) -> bool:
     for rows in (1, 2, 200):  # of few rows and many, of columns and depths that are cut, in all threads
-        states, weight = (each.to(dtype) for each in _drawn(rows, 150, 600))
+        states, weight = (each.to(dtype).float() for each in _drawn(rows, 150, 600))
         exact = states.double() @ weight.double().T + weight.double()[:, 0]
-        found = way(weight, weight[:, 0])(states)
+        found = way(weight, weight[:, 0], dtype)(states)
         if not (found.double() - exact).norm() <= _ERRORS[dtype] * exact.norm():
             return False
     return True
 
 
 @functools.cache
-def _own_gain(threads: int) -> float | None:  # threads: part of the name under which it is kept
+def _own_gain(dtype: torch.dtype, threads: int) -> float | None:  # threads: part of the name under which it is kept
     """How many times as fast code compiled here is as the library with a step of 64 rows; None where that cannot be
     kept."""
 
     def measure() -> float:
         states, weights = _drawn(_ROWS, 512, 512)[0], [_drawn(1, 512, 512)[1] for _ in range(_WEIGHTS)]
-        ways = {name: [way(each, None) for each in weights] for name, way in (("library", _Library), ("own", _Own))}
+        kinds = (("library", _Library), ("own", _Own))
+        ways = {name: [way(each, None, dtype) for each in weights] for name, way in kinds}
         return measured.gain({name: lambda of=of: [each(states) for each in of] for name, of in ways.items()}, _TURNS)
 
-    return measured.once("packed", "own_gain", measure, of=products.version())
+    return measured.once(_FILES[dtype], "own_gain", measure, of=products.version())
 
 
 def _drawn(rows: int, outputs: int, inputs: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,5 @@
-"""Products with a weight that is packed once for many of them, in code compiled here (_products.cpp), in float32."""
+"""Products with a weight that is packed once for many of them, in code compiled here (_products.cpp): in float32, or of
+numbers rounded to bfloat16 where the processor multiplies those."""
 
 from __future__ import annotations
 
@@ -13,19 +14,28 @@ from torch import Tensor
 from attnbench.core import native
 
 _SOURCE = Path(__file__).with_name("_products.cpp")
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+"""Types of a packed weight, as the compiled code calls them."""
+_TAKES: dict[str, list[Any]] = {
+    "pack": [ctypes.c_void_p, *2 * [ctypes.c_int64], ctypes.c_void_p, ctypes.c_int],
+    "product": [ctypes.c_void_p, ctypes.c_int64, *3 * [ctypes.c_void_p], *3 * [ctypes.c_int64], ctypes.c_int],
+}
+"""What its functions take: addresses, sizes, threads."""
 
 
 class PackedWeight(NamedTuple):
-    """A weight of N x K, packed into panels."""
+    """A weight of N x K, packed into panels: W words of 32 bits hold K numbers."""
 
-    numbers: Float[Tensor, "P K C"]
+    words: Float[Tensor, "P W C"]
+    dtype: torch.dtype
     outputs: int
+    inputs: int
 
 
-def serves(*tensors: Tensor) -> bool:
-    """Whether the compiled code takes these."""
+def serves(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether the compiled code takes these with a weight packed in that type."""
     fits = all(each.device.type == "cpu" and each.dtype == torch.float32 for each in tensors)
-    return fits and native.readable(*tensors) and native.load(_SOURCE) is not None
+    return fits and native.readable(*tensors) and _knows(dtype)
 
 
 def version() -> str:
@@ -33,38 +43,39 @@ def version() -> str:
     return Path(native.loaded(_SOURCE)._name).stem
 
 
-def pack(weight: Float[Tensor, "N K"]) -> PackedWeight:
-    """A copy for `multiply`. K at least 1. Raises TypeError for other numbers than float32 on a processor; only where
-    `serves`."""
+def pack(weight: Float[Tensor, "N K"], dtype: torch.dtype = torch.float32) -> PackedWeight:
+    """A copy for `multiply`, rounded to that type. K at least 1. Raises TypeError for other numbers than float32 on a
+    processor; only where `serves`."""
     _require(weight)
-    library, weight = _library(), weight.contiguous()
+    weight = weight.contiguous()
     outputs, inputs = weight.shape
-    width = library.attnbench_panel()
-    numbers = weight.new_empty(-(-outputs // width), inputs, width)
-    library.attnbench_pack(weight.data_ptr(), outputs, inputs, numbers.data_ptr(), torch.get_num_threads())
-    return PackedWeight(numbers, outputs)
+    width = native.loaded(_SOURCE).attnbench_panel()
+    words = weight.new_empty(-(-outputs // width), -(-inputs * dtype.itemsize // 4), width)
+    _function("pack", dtype)(weight.data_ptr(), outputs, inputs, words.data_ptr(), torch.get_num_threads())
+    return PackedWeight(words, dtype, outputs, inputs)
 
 
 def multiply(
     states: Float[Tensor, "M K"], weight: PackedWeight, bias: Float[Tensor, "N"] | None = None
 ) -> Float[Tensor, "M N"]:
-    """`states @ weight^T + bias`, not differentiable; only where `serves`.
+    """`states @ weight^T + bias` in float32, the states rounded to the weight's type; not differentiable; only where
+    `serves`. In bfloat16 what is too small for a normal number (1.2e-38) counts as 0.
 
     Each row is the same to the last digit whatever rows stand beside it, and however many threads there are. Raises
     TypeError like `pack`, ValueError for shapes that do not fit.
     """
     _require(*(each for each in (states, bias) if each is not None))
     rows, inputs = states.shape
-    if inputs != weight.numbers.shape[1] or (bias is not None and bias.shape != (weight.outputs,)):
+    if inputs != weight.inputs or (bias is not None and bias.shape != (weight.outputs,)):
         raise ValueError(
             f"states of {inputs} and a bias of {None if bias is None else tuple(bias.shape)} do not fit a weight of "
-            f"{weight.outputs} x {weight.numbers.shape[1]}"
+            f"{weight.outputs} x {weight.inputs}"
         )
     states = states if states.stride(1) == 1 else states.contiguous()
     bias = None if bias is None else bias.contiguous()
     out = states.new_empty(rows, weight.outputs)
-    _library().attnbench_product(
-        states.data_ptr(), states.stride(0), weight.numbers.data_ptr(), None if bias is None else bias.data_ptr(),
+    _function("product", weight.dtype)(
+        states.data_ptr(), states.stride(0), weight.words.data_ptr(), None if bias is None else bias.data_ptr(),
         out.data_ptr(), rows, weight.outputs, inputs, torch.get_num_threads(),
     )  # fmt: skip
     return out
@@ -76,11 +87,13 @@ def _require(*tensors: Tensor) -> None:
             raise TypeError(f"numbers of float32 on a processor are multiplied here, not {each.dtype} on {each.device}")
 
 
-def _library() -> Any:
-    library: Any = native.loaded(_SOURCE)
-    if library.attnbench_product.argtypes is None:
-        number, at = ctypes.c_int64, ctypes.c_void_p
-        library.attnbench_pack.argtypes = [at, number, number, at, ctypes.c_int]
-        library.attnbench_product.argtypes = [at, number, at, at, at, number, number, number, ctypes.c_int]
-        library.attnbench_pack.restype = library.attnbench_product.restype = None
-    return library
+def _knows(dtype: torch.dtype) -> bool:
+    library = native.load(_SOURCE)
+    return library is not None and dtype in _NAMES and hasattr(library, f"attnbench_product_{_NAMES[dtype]}")
+
+
+def _function(name: str, dtype: torch.dtype) -> Any:
+    found: Any = getattr(native.loaded(_SOURCE), f"attnbench_{name}_{_NAMES[dtype]}")
+    if found.argtypes is None:
+        found.argtypes, found.restype = _TAKES[name], None
+    return found

@@ -21,6 +21,6 @@ def facts(runtime: Runtime) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "precision": runtime.precision,
         "products": "oneDNN" if onednn_in_use() else "default",
-        "searches": packed.chosen()[0] if device.type == "cpu" else None,
+        "searches": packed.chosen(runtime.product_type)[0] if device.type == "cpu" else None,
         "compiled": native.engine(),
     }

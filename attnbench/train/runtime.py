@@ -23,9 +23,13 @@ class Runtime:
     device: torch.device
     precision: Literal["fp32", "bf16"] = "fp32"
 
+    @property
+    def product_type(self) -> torch.dtype:
+        return torch.bfloat16 if self.precision == "bf16" else torch.float32
+
     def autocast(self) -> AbstractContextManager[object]:
         if self.precision == "bf16":
-            return torch.autocast(self.device.type, torch.bfloat16)
+            return torch.autocast(self.device.type, self.product_type)
         return nullcontext()
 
     def ahead(self) -> int:

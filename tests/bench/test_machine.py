@@ -19,7 +19,7 @@ def test_the_better_of_two_measurements_counts():
 def test_what_multiplies_is_told_as_it_is(used, chosen, monkeypatch):
     monkeypatch.setattr(machine, "use_onednn_float32", lambda: used)
     monkeypatch.setattr("attnbench.train.machine.onednn_in_use", lambda: used)
-    found = {choice.what: choice for choice in machine.set_up(torch.device("cpu"))}["float32 matrix products"]
+    found = {choice.what: choice for choice in machine.set_up(Runtime(torch.device("cpu")))}["float32 matrix products"]
     assert found.chosen.startswith(chosen)
     assert (found.gain is not None) is used
     assert machine.signature(Runtime(torch.device("cpu")))["products"] == ("oneDNN" if used else "default")
@@ -31,8 +31,12 @@ def test_what_multiplies_is_told_as_it_is(used, chosen, monkeypatch):
     (("the matrix library", None), "weights packed, by the matrix library", None),
     (("nothing", None), "weights as they are", None),
 ])  # fmt: skip
-def test_what_multiplies_in_searches_is_told_with_what_it_gives(found, chosen, gain, monkeypatch):
-    monkeypatch.setattr(machine.packed, "chosen", lambda: found)
-    told = {choice.what: choice for choice in machine.set_up(torch.device("cpu"))}["float32 products of searches"]
+@pytest.mark.parametrize(("precision", "name"), [("fp32", "float32"), ("bf16", "bfloat16")])
+def test_what_multiplies_in_searches_is_told_with_what_it_gives(found, chosen, gain, precision, name, monkeypatch):
+    asked = []
+    monkeypatch.setattr(machine.packed, "chosen", lambda dtype: asked.append(dtype) or found)
+    choices = machine.set_up(Runtime(torch.device("cpu"), precision))
+    told = {choice.what: choice for choice in choices}[f"{name} products of searches"]
+    assert asked == [getattr(torch, name)]
     assert told.chosen == chosen
     assert told.gain == gain

@@ -10,80 +10,109 @@ from hypothesis import strategies as st
 from attnbench.core import native, products
 
 pytestmark = pytest.mark.skipif(not products.serves(), reason="no C++ compiler, or it is switched off")
+TYPES = [
+    pytest.param(torch.float32, id="float32"),
+    pytest.param(
+        torch.bfloat16, id="bfloat16",
+        marks=pytest.mark.skipif(
+            not products.serves(dtype=torch.bfloat16), reason="no instructions for bfloat16, or none that are used"
+        ),
+    ),
+]  # fmt: skip
+each_type = pytest.mark.parametrize("dtype", TYPES)
 
 
 def drawn(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def assert_product(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-    """To the error that sums of float32 can have (Higham 2002, section 3.1)."""
+def assert_product(
+    dtype: torch.dtype, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> None:
+    """Of rounded operands, to the error that sums of float32 can have (Higham 2002, section 3.1)."""
     offset = torch.zeros(len(weight)) if bias is None else bias
-    wanted = states.double() @ weight.T.double() + offset.double()
-    most = (states.shape[1] + 1) * 2**-24 * (states.double().abs() @ weight.T.double().abs() + offset.abs())
-    found = products.multiply(states, products.pack(weight), bias)
+    left, right = (each.to(dtype).double() for each in (states, weight))
+    wanted = left @ right.T + offset.double()
+    most = (states.shape[1] + 1) * 2**-24 * (left.abs() @ right.T.abs() + offset.abs())
+    found = products.multiply(states, products.pack(weight, dtype), bias)
+    assert found.dtype is torch.float32
     assert ((found.double() - wanted).abs() <= most).all()
 
 
+@each_type
 @given(st.integers(1, 40), st.integers(1, 70), st.integers(1, 90), st.booleans())
-def test_every_small_shape(rows, inputs, outputs, with_bias):
-    assert_product(drawn(rows, inputs), drawn(outputs, inputs), drawn(outputs) if with_bias else None)
+def test_every_small_shape(dtype, rows, inputs, outputs, with_bias):
+    assert_product(dtype, drawn(rows, inputs), drawn(outputs, inputs), drawn(outputs) if with_bias else None)
 
 
+@each_type
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize(
     "shape",
-    [(1, 700, 900), (64, 512, 200), (75, 600, 16), (75, 1100, 33), (600, 513, 130), (400, 512, 16), (333, 40, 5000)],
+    [(1, 700, 900), (64, 512, 200), (75, 600, 16), (75, 2100, 33), (600, 513, 130), (400, 512, 16), (333, 40, 5000)],
 )
-def test_every_way_to_share_and_to_cut_the_work(shape, threads):
+def test_every_way_to_share_and_to_cut_the_work(shape, threads, dtype):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         rows, inputs, outputs = shape
-        assert_product(drawn(rows, inputs), drawn(outputs, inputs), drawn(outputs))
+        assert_product(dtype, drawn(rows, inputs), drawn(outputs, inputs), drawn(outputs))
     finally:
         torch.set_num_threads(before)
 
 
-def test_operands_lie_as_they_lie():
+@each_type
+def test_operands_lie_as_they_lie(dtype):
     states, weight, bias = drawn(30, 50), drawn(40, 50), drawn(80)[::2]
-    assert_product(states, weight, bias)
-    assert_product(states.T.contiguous().T, weight.T.contiguous().T, bias)
-    assert_product(drawn(30, 3, 50)[:, 1], weight[::2])
-    assert_product(drawn(30, 100)[:, ::2], weight)
-    assert_product(drawn(50).expand(30, 50), weight)
+    assert_product(dtype, states, weight, bias)
+    assert_product(dtype, states.T.contiguous().T, weight.T.contiguous().T, bias)
+    assert_product(dtype, drawn(30, 3, 50)[:, 1], weight[::2])
+    assert_product(dtype, drawn(30, 100)[:, ::2], weight)
+    assert_product(dtype, drawn(50).expand(30, 50), weight)
 
 
+@each_type
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 7, 64, 200])
-def test_a_row_is_the_same_whatever_stands_beside_it(rows):
-    states, weight, bias = drawn(200, 530), products.pack(drawn(150, 530)), drawn(150)
+def test_a_row_is_the_same_whatever_stands_beside_it(rows, dtype):
+    states, weight, bias = drawn(200, 1030), products.pack(drawn(150, 1030), dtype), drawn(150)
     assert torch.equal(products.multiply(states[:rows], weight, bias), products.multiply(states, weight, bias)[:rows])
 
 
+@each_type
 @pytest.mark.parametrize("shape", [(1, 700, 900), (64, 512, 200), (75, 600, 16), (700, 530, 130)])
-def test_a_row_is_the_same_however_many_threads_there_are(shape):
+def test_a_row_is_the_same_however_many_threads_there_are(shape, dtype):
     rows, inputs, outputs = shape
     states, weight, bias, before = drawn(rows, inputs), drawn(outputs, inputs), drawn(outputs), torch.get_num_threads()
     found = []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append(products.multiply(states, products.pack(weight), bias))
+            found.append(products.multiply(states, products.pack(weight, dtype), bias))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
 
 
-def test_no_rows():
-    assert products.multiply(drawn(0, 5), products.pack(drawn(7, 5)), drawn(7)).shape == (0, 7)
+@each_type
+def test_no_rows(dtype):
+    assert products.multiply(drawn(0, 5), products.pack(drawn(7, 5), dtype), drawn(7)).shape == (0, 7)
 
 
-def test_nan_and_infinity_stay_in_their_rows():
-    states, weight = drawn(9, 20), drawn(40, 20)
-    states[4, 3], states[7, 2] = torch.nan, torch.inf
-    found = products.multiply(states, products.pack(weight))
-    torch.testing.assert_close(found, states @ weight.T, equal_nan=True)
+@each_type
+def test_nan_and_infinity_stay_in_their_rows(dtype):
+    states, weight = drawn(9, 21), drawn(40, 21)
+    states[4, 20], states[7, 2] = torch.nan, torch.inf
+    found = products.multiply(states, products.pack(weight, dtype))
+    wanted = states.to(dtype).float() @ weight.to(dtype).float().T
+    torch.testing.assert_close(found, wanted, equal_nan=True)
+
+
+@each_type
+def test_what_lies_behind_a_row_is_not_read(dtype):
+    states, weight = torch.full((9, 64), torch.nan), drawn(40, 21)
+    states[:, :21] = drawn(9, 21)
+    assert_product(dtype, states[:, :21], weight)
 
 
 def test_what_does_not_fit_is_refused():
@@ -104,5 +133,7 @@ def test_what_it_serves():
     assert products.serves(drawn(3), drawn(3, 3))
     assert not products.serves(drawn(3).double())
     assert not products.serves(drawn(3).to("meta"))
+    assert not products.serves(dtype=torch.float16)
     with native.off():
         assert not products.serves(drawn(3))
+        assert not products.serves(dtype=torch.bfloat16)

@@ -288,7 +288,7 @@ def test_the_environment_names_versions_and_no_place():
 @pytest.mark.parametrize(("used", "name"), [(True, "oneDNN"), (False, "default")])
 def test_the_environment_names_what_multiplies(used: bool, name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("attnbench.train.machine.onednn_in_use", lambda: used)
-    monkeypatch.setattr("attnbench.train.machine.packed.chosen", lambda: ("the matrix library", 0.7))
+    monkeypatch.setattr("attnbench.train.machine.packed.chosen", lambda dtype: ("the matrix library", 0.7))
     found = environment(Runtime(torch.device("cpu")))
     assert (found["products"], found["searches"]) == (name, "the matrix library")
 
