@@ -40,8 +40,12 @@ def compare(query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) -> 
     """`query @ keys^T`."""
     if not _serves(query, keys) or query.shape[3] != keys.shape[3]:
         return query @ keys.transpose(-2, -1)
-    out = query.new_empty(*query.shape[:-1], keys.shape[-2])
-    _call("compare", query.contiguous(), keys, out)
+    out, query = query.new_empty(*query.shape[:-1], keys.shape[-2]), _dense(query)
+    library: Any = native.load(_SOURCE)
+    library.attnbench_compare(
+        _rows_of(query), _rows_of(keys), _shape(query, keys), ctypes.c_float(1), native.at(out),
+        torch.get_num_threads(),
+    )  # fmt: skip
     return out
 
 
@@ -49,8 +53,11 @@ def blend(weights: Float[Tensor, "B H Q K"], values: Float[Tensor, "B H K E"]) -
     """`weights @ values`; where a row has one query, a value of weight 0 adds nothing, whatever it holds."""
     if not _serves(weights, values) or weights.shape[3] != values.shape[2]:
         return weights @ values
-    out = weights.new_empty(*weights.shape[:-1], values.shape[-1])
-    _call("blend", weights.contiguous(), values, out)
+    out, weights = weights.new_empty(*weights.shape[:-1], values.shape[-1]), weights.contiguous()
+    library: Any = native.load(_SOURCE)
+    library.attnbench_blend(
+        native.at(weights), _rows_of(values), _shape(weights, values), _rows_of(out), torch.get_num_threads()
+    )
     return out
 
 
@@ -78,17 +85,19 @@ def attend(
     transform: Fused,
     valid: Bool[Tensor, "#B #H #Q K"] | None = None,
 ) -> Float[Tensor, "B H Q E2"]:
-    """Context of every query over all valid keys, in one call. Masked values must be finite. Not differentiable."""
-    query = (query * scale).contiguous()
-    scores = query.new_empty(*query.shape[:-1], keys.shape[2])
-    weights, out = torch.empty_like(scores), query.new_empty(*query.shape[:-1], values.shape[3])
+    """Context of every query over all valid keys, in one call; its heads lie side by side. Not differentiable.
+
+    Masked values must be finite."""
+    query, (rows, heads, queries, _) = _dense(query), query.shape
+    scores = query.new_empty(rows, heads, queries, keys.shape[2])
+    weights, out = torch.empty_like(scores), query.new_empty(rows, queries, heads, values.shape[3]).transpose(1, 2)
     check_mask("valid", valid, scores)
     kind, *given, _held = _rows.given_to_forward(scores, valid, transform)
     library: Any = native.loaded(_SOURCE)
     failed = library.attnbench_attend(
-        native.at(query), _held_rows(keys), _held_rows(values), _shape(query, keys), ctypes.c_int64(values.shape[3]),
-        _rows.forward_address(), kind, *given, native.at(scores), native.at(weights), native.at(out),
-        torch.get_num_threads(),
+        _rows_of(query), _rows_of(keys), _rows_of(values), _shape(query, keys), ctypes.c_int64(values.shape[3]),
+        ctypes.c_float(scale), _rows.forward_address(), kind, *given, native.at(scores), native.at(weights),
+        _rows_of(out), torch.get_num_threads(),
     )  # fmt: skip
     _rows.check(failed, scores)
     return out
@@ -107,13 +116,14 @@ def _fits(asking: Tensor, held: Tensor) -> bool:
     return not grows and held.numel() > 0 and native.readable(asking, held) and native.load(_SOURCE) is not None
 
 
-def _call(name: str, asking: Tensor, held: Tensor, out: Tensor) -> None:
-    function: Any = getattr(native.load(_SOURCE), f"attnbench_{name}")
-    function(native.at(asking), _held_rows(held), _shape(asking, held), native.at(out), torch.get_num_threads())
+def _dense(query: Float[Tensor, "B H Q E"]) -> Float[Tensor, "B H Q E"]:
+    """With the numbers of a query side by side."""
+    return query if query.stride(3) == 1 else query.contiguous()
 
 
-def _held_rows(held: Float[Tensor, "B H K E"]) -> Any:
-    return ctypes.byref(_Rows(held.data_ptr(), *held.stride()[:3]))
+def _rows_of(states: Float[Tensor, "B H N E"]) -> Any:
+    """Its address and strides: the tensor must live on until they are read."""
+    return ctypes.byref(_Rows(states.data_ptr(), *states.stride()[:3]))
 
 
 def _shape(asking: Tensor, held: Float[Tensor, "B H K E"]) -> Any:

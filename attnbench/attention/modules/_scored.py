@@ -93,6 +93,7 @@ class Scored(nn.Module):
         own = None if need_weights else self._own_keys(memory, positions)
         if own is not None:
             return self._step(queries, own), None, None
+        queries = queries.contiguous()  # or each product copies them anew
         if min(queries.dtype.itemsize, keys.dtype.itemsize) < 4:  # ties of low precision would let top-k keep too many
             queries, keys = queries.float(), keys.float()
         if not need_weights and not self.keeps_history:
@@ -217,12 +218,13 @@ class Scored(nn.Module):
     ) -> Float[Tensor, "B H Q E2"]:
         scale, causal = self.score.scale, self.role == "decoder_self"
         assert scale is not None  # or the backend would not have been chosen
-        if kernel == "flex":
-            return flex.attend(queries, keys, values, rule=self.rule, scale=scale, valid=memory.valid)
-        rate = self.dropout.p if self.training else 0.0
         if kernel == "few":
             valid = None if memory.valid is None else memory.valid[:, None, None, :]
             return few.attend(queries, keys, values, scale=scale, transform=self._fused, valid=valid)
+        queries = queries.contiguous()
+        if kernel == "flex":
+            return flex.attend(queries, keys, values, rule=self.rule, scale=scale, valid=memory.valid)
+        rate = self.dropout.p if self.training else 0.0
         attend = functools.partial(fused.attend, transform=self._fused) if kernel == "triton" else sdpa.attend
         return attend(queries, keys, values, scale=scale, valid=memory.valid, causal=causal, dropout=rate)
 

@@ -30,7 +30,7 @@ class MultiHead(Scored, SelfAttention):
             nn.init.zeros_(projection.bias)
 
     def _split(self, states: Float[Tensor, "B N D"]) -> Float[Tensor, "B H N E"]:
-        return states.unflatten(-1, (self.heads, -1)).transpose(1, 2).contiguous()  # or each product copies it anew
+        return states.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def memorize(
         self,
@@ -48,7 +48,8 @@ class MultiHead(Scored, SelfAttention):
             half = weight.shape[0] // 2
             key = nn.functional.linear(keys, weight[:half], bias[:half])
             value = nn.functional.linear(blank(values, valid), weight[half:], bias[half:])
-        return Memory(self.score.keys(self._split(key)), self._split(value), valid)
+        # contiguous, or each product copies them anew
+        return Memory(self.score.keys(self._split(key).contiguous()), self._split(value).contiguous(), valid)
 
     def memorize_ragged(self, keys: Float[Tensor, "N D"], ragged: Ragged, valid: Bool[Tensor, "B K"] | None) -> Memory:
         """Projects the tokens alone, unless a subclass has its own `memorize`, which is called then."""

@@ -129,6 +129,20 @@ def test_attention_in_one_call_is_its_definition(raw, queries, masked):
 
 
 @compiled
+@pytest.mark.parametrize("queries", [1, 5])
+@torch.no_grad()
+def test_queries_lie_as_they_lie_and_the_heads_of_a_context_side_by_side(queries):
+    states, keys, values = torch.randn(3, queries, 4 * 17), cache(3, 4, 9, 17), cache(3, 4, 9, 20)
+    split = states.unflatten(-1, (4, -1)).transpose(1, 2)
+    wanted = torch.softmax(0.3 * split @ keys.mT, -1) @ values
+    for query in (split, split.contiguous(), split.mT.contiguous().mT, torch.stack([split, split], -1)[..., 0]):
+        found = few.attend(query, keys, values, scale=0.3, transform=Fused("softmax"))
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        assert found.transpose(1, 2).is_contiguous()
+        torch.testing.assert_close(few.compare(query, keys), split @ keys.mT, rtol=1e-4, atol=1e-5)
+
+
+@compiled
 @torch.no_grad()
 def test_several_threads_share_the_rows():
     query, keys, values = torch.randn(16, 4, 5, 32), cache(16, 4, 50, 32), cache(16, 4, 50, 32)
