@@ -210,20 +210,31 @@ def decoding(size: str, transform: str, load: Load, runtime: Runtime) -> Case:
     def check() -> float:
         """How far the scores of the best outputs lie from those of the definition in plain torch operations, as a part
         of them: see `_together`. One output in fifty may be another one, parted at a close call; in half precision,
-        where many are, the mean of all."""
+        where many are, the definition scores the outputs that were found, in float32, and the mean of all counts."""
         special = SpecialIds(bos=BOS, eos=NO_TOKEN, pad=PAD)
         plain = _named(size, transform, runtime.device, defined=True).eval()
-        with native.off(), torch.no_grad(), runtime.autocast():
-            wanted = [best for best, *_ in search(plain, source_of(batch), special)]
-        pairs = [(best, wanted[row]) for row, best in run().items()]
-        apart = [abs(best.score / right.score - 1) for best, right in pairs]
+        found = run()
         if runtime.precision != "fp32":
-            return sum(apart) / len(apart)
+            return _off_scores(plain, batch, [found[row] for row in range(load.rows)])
+        with native.off(), torch.no_grad():
+            wanted = [best for best, *_ in search(plain, source_of(batch), special)]
+        pairs = [(best, wanted[row]) for row, best in found.items()]
+        apart = [abs(best.score / right.score - 1) for best, right in pairs]
         alike = [each for each, (best, right) in zip(apart, pairs, strict=True) if best.tokens == right.tokens]
         parted = len(pairs) - len(alike)
         return _together(alike) if parted <= len(pairs) // 50 else max(apart)
 
     return Case(load.group(size), transform, run, load.rows * STEPS, check)
+
+
+def _off_scores(plain: Seq2SeqModel, batch: Batch, found: list[Hypothesis]) -> float:
+    """How far the log-probabilities of outputs lie from those that the model gives them, as parts of them; the mean."""
+    tokens = torch.tensor([best.tokens for best in found], device=batch.source.device)
+    given = torch.cat([tokens.new_full((len(tokens), 1), BOS), tokens[:, :-1]], 1)
+    with native.off(), torch.no_grad():
+        logits = plain.logits(plain.decode(plain.encode(source_of(batch)), given).hidden)
+        wanted = logits.log_softmax(-1).gather(2, tokens[:, :, None]).sum((1, 2)).tolist()
+    return sum(abs(best.log_prob / right - 1) for best, right in zip(found, wanted, strict=True)) / len(found)
 
 
 def _together(apart: list[float]) -> float:
