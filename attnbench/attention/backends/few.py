@@ -85,9 +85,10 @@ def attend(
     transform: Fused,
     valid: Bool[Tensor, "#B #H #Q K"] | None = None,
 ) -> Float[Tensor, "B H Q E2"]:
-    """Context of every query over all valid keys, in one call; its heads lie side by side. Not differentiable.
+    """Context of every query over all valid keys, in one call; its heads lie side by side.
 
-    Masked values must be finite."""
+    Masked values must be finite. Not differentiable.
+    """
     query, (rows, heads, queries, _) = _dense(query), query.shape
     scores = query.new_empty(rows, heads, queries, keys.shape[2])
     weights, out = torch.empty_like(scores), query.new_empty(rows, queries, heads, values.shape[3]).transpose(1, 2)
