@@ -3,12 +3,21 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <utility>
 
 namespace {
 
 constexpr int64_t SERIAL = 1 << 16;  // numbers up to here are one thread's work
-constexpr int LANES = 16;            // numbers of a key or value that are multiplied at once, with every query
-constexpr int TOGETHER = 5;          // queries of one pass over the keys or values: what the registers hold
+constexpr int TOGETHER = 5;          // queries of one pass over the values: what the registers hold
+#if defined(__AVX512F__)
+constexpr int LANES = 16;  // numbers of a register
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+constexpr int PART = 16;  // numbers of a value that are multiplied at once, with every query
 
 struct Rows {  // of a query, key or value each; strides in elements, the numbers of one position lie side by side
     float* data;
@@ -25,22 +34,40 @@ struct Few {  // queries of a row, or their weights, scores or contexts: so many
     float* operator[](int64_t i) const { return data + i * apart; }
 };
 
-// out[i, j] = scale * query i . key j, for Q queries
-template <int Q>
+// ---- sums over the lanes of LANES vectors at once: each step joins two of them, half the lanes of each
+
+typedef float Lanes __attribute__((vector_size(LANES * sizeof(float))));
+typedef float Loose __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
+
+template <int S, int... L> inline Lanes joined(Lanes a, Lanes b, std::integer_sequence<int, L...>) {
+    return __builtin_shufflevector(a, b, ((L & S) ? LANES + L : L)...) +
+           __builtin_shufflevector(a, b, ((L & S) ? LANES + L - S : L + S)...);
+}
+template <int S = LANES / 2> inline Lanes sums_of(Lanes* x) {
+    for (int i = 0; i < S; ++i) x[i] = joined<S>(x[i], x[i + S], std::make_integer_sequence<int, LANES>{});
+    if constexpr (S > 1) return sums_of<S / 2>(x);
+    else return x[0];
+}
+
+// out[i, j] = scale * query i . key j; LANES keys at a time, whose sums are made together
 void compare(const Few& query, const float* key, int64_t apart, const Shape& s, float scale, const Few& out) {
     const int64_t whole = s.width - s.width % LANES;
-    for (int64_t j = 0; j < s.keys; ++j, key += apart) {
-        float sums[Q][LANES] = {};
-        for (int64_t e = 0; e < whole; e += LANES)
-            for (int i = 0; i < Q; ++i)
-#pragma omp simd
-                for (int l = 0; l < LANES; ++l) sums[i][l] += query[i][e + l] * key[e + l];
-        for (int i = 0; i < Q; ++i) {
-            float sum = 0;
-            for (int64_t e = whole; e < s.width; ++e) sum += query[i][e] * key[e];
-#pragma omp simd reduction(+ : sum)
-            for (int l = 0; l < LANES; ++l) sum += sums[i][l];
-            out[i][j] = scale * sum;
+    for (int64_t j = 0; j < s.keys; j += LANES) {
+        const int64_t count = std::min<int64_t>(LANES, s.keys - j);
+        const float* of[LANES];
+        for (int64_t l = 0; l < LANES; ++l) of[l] = key + std::min(j + l, s.keys - 1) * apart;
+        for (int64_t i = 0; i < s.queries; ++i) {
+            const float* q = query[i];
+            Lanes sums[LANES] = {};
+            for (int64_t e = 0; e < whole; e += LANES) {
+                const Lanes part = *(const Loose*)(q + e);
+                for (int l = 0; l < LANES; ++l) sums[l] += part * *(const Loose*)(of[l] + e);
+            }
+            Lanes found = sums_of(sums);
+            for (int64_t e = whole; e < s.width; ++e)
+                for (int l = 0; l < LANES; ++l) found[l] += q[e] * of[l][e];
+            found *= scale;
+            std::memcpy(out[i] + j, &found, count * sizeof(float));
         }
     }
 }
@@ -60,14 +87,14 @@ void blend_part(const Few& weights, const float* value, int64_t apart, const Sha
 }
 
 template <int Q>
-void blend(const Few& weights, const float* value, int64_t apart, const Shape& s, float, const Few& out) {
+void blend_few(const Few& weights, const float* value, int64_t apart, const Shape& s, const Few& out) {
     int64_t e = 0;
-    for (; e + LANES <= s.width; e += LANES) blend_part<Q, LANES>(weights, value, apart, s, out, e);
+    for (; e + PART <= s.width; e += PART) blend_part<Q, PART>(weights, value, apart, s, out, e);
     for (; e < s.width; ++e) blend_part<Q, 1>(weights, value, apart, s, out, e);
 }
 
 template <>
-void blend<1>(const Few& weights, const float* value, int64_t apart, const Shape& s, float, const Few& context) {
+void blend_few<1>(const Few& weights, const float* value, int64_t apart, const Shape& s, const Few& context) {
     float* out = context[0];
     for (int64_t e = 0; e < s.width; ++e) out[e] = 0;
     for (int64_t j = 0; j < s.keys; ++j, value += apart) {
@@ -78,21 +105,23 @@ void blend<1>(const Few& weights, const float* value, int64_t apart, const Shape
     }
 }
 
-using Product = void (*)(const Few&, const float*, int64_t, const Shape&, float, const Few&);
+void blend(const Few& weights, const float* value, int64_t apart, const Shape& s, const Few& out) {
+    using Blend = void (*)(const Few&, const float*, int64_t, const Shape&, const Few&);
+    static constexpr Blend BLEND[TOGETHER] = {blend_few<1>, blend_few<2>, blend_few<3>, blend_few<4>, blend_few<5>};
+    for (int64_t i = 0; i < s.queries; i += TOGETHER) {
+        const int64_t count = std::min<int64_t>(TOGETHER, s.queries - i);
+        BLEND[count - 1]({weights[i], weights.apart}, value, apart, s, {out[i], out.apart});
+    }
+}
 
-// A product of every row, of up to TOGETHER queries at a time.
-void each_row(
-    const Product (&product)[TOGETHER], const Rows& asking, const Rows& held, const Shape& s, float scale, const Rows& out,
-    int threads) {
+// product(what asks, what is held, how far apart, what is made) of every row
+template <class Product>
+void each_row(const Rows& asking, const Rows& held, const Shape& s, const Rows& out, int threads, Product product) {
     if (s.rows * s.queries * s.keys * s.width <= SERIAL) threads = 1;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (int64_t row = 0; row < s.rows; ++row) {
         const Few from = {asking.row(row, s.heads), asking.position}, to = {out.row(row, s.heads), out.position};
-        for (int64_t i = 0; i < s.queries; i += TOGETHER) {
-            const int64_t count = std::min<int64_t>(TOGETHER, s.queries - i);
-            const Few some = {from[i], from.apart}, made = {to[i], to.apart};
-            product[count - 1](some, held.row(row, s.heads), held.position, s, scale, made);
-        }
+        product(from, held.row(row, s.heads), held.position, to);
     }
 }
 
@@ -106,14 +135,18 @@ Rows side_by_side(float* data, const Shape& s) {
 // scores: rows x queries x keys, contiguous.
 extern "C" void attnbench_compare(
     const Rows* query, const Rows* keys, const Shape* s, float scale, float* scores, int threads) {
-    static constexpr Product PRODUCT[] = {compare<1>, compare<2>, compare<3>, compare<4>, compare<5>};
-    each_row(PRODUCT, *query, *keys, *s, scale, side_by_side(scores, *s), threads);
+    auto product = [=](const Few& query, const float* key, int64_t apart, const Few& out) {
+        compare(query, key, apart, *s, scale, out);
+    };
+    each_row(*query, *keys, *s, side_by_side(scores, *s), threads, product);
 }
 
 // weights: rows x queries x keys, contiguous.
 extern "C" void attnbench_blend(float* weights, const Rows* values, const Shape* s, const Rows* out, int threads) {
-    static constexpr Product PRODUCT[] = {blend<1>, blend<2>, blend<3>, blend<4>, blend<5>};
-    each_row(PRODUCT, side_by_side(weights, *s), *values, *s, 1, *out, threads);
+    auto product = [=](const Few& weights, const float* value, int64_t apart, const Few& out) {
+        blend(weights, value, apart, *s, out);
+    };
+    each_row(side_by_side(weights, *s), *values, *s, *out, threads, product);
 }
 
 using Forward = int (*)(

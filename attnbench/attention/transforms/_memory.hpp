@@ -15,10 +15,24 @@ struct Strided {  // one value or one row for each row of the scores; strides in
 struct Shape {
     int64_t rows, middle, inner, keys;  // rows = outer * middle * inner
 };
-inline int64_t offset(const Strided& s, const Shape& shape, int64_t row) {
-    int64_t inner = row % shape.inner, rest = row / shape.inner;
-    return (rest / shape.middle) * s.outer + (rest % shape.middle) * s.middle + inner * s.inner;
-}
+// where what belongs to each row of a block lies, by one division for all of them: it would cost more than the rest
+template <class F, int P> struct Offsets {
+    int64_t of[F::W / P];
+
+    Offsets(const Strided& s, const Shape& shape, int64_t row, int rows) {
+        if (!s.data) return;
+        int64_t inner = row % shape.inner, rest = row / shape.inner;
+        int64_t middle = rest % shape.middle, outer = rest / shape.middle;
+        for (int r = 0; r < rows; ++r) {
+            of[r] = outer * s.outer + middle * s.middle + inner * s.inner;
+            if (++inner < shape.inner) continue;
+            inner = 0;
+            if (++middle < shape.middle) continue;
+            middle = 0;
+            ++outer;
+        }
+    }
+};
 
 template <class F> inline V<F> some(const typename F::T* at, int count, typename F::T fill) {
     if (count >= F::W) return load<F>(at);
@@ -36,6 +50,13 @@ template <class F> inline M<F> marks(const uint8_t* at, int64_t stride, int coun
     typename Vec<F>::Bytes bytes{};
     if (count >= F::W) bytes = *(const typename Vec<F>::Bytes*)at;
     else std::memcpy(&bytes, at, count);
+#ifdef __AVX512F__
+    if constexpr (SINGLE<F>) {  // g++ takes the conversion apart number by number
+        __m128i all_bytes;
+        std::memcpy(&all_bytes, &bytes, sizeof bytes);
+        return (M<F>)_mm512_cvtepu8_epi32(all_bytes) != 0;
+    }
+#endif
     return __builtin_convertvector(bytes, M<F>) != 0;
 }
 
@@ -59,13 +80,13 @@ template <class F> struct Scores {
     Strided valid;
     Shape shape;
 
-    // W keys of one row from `first` on: NaN made +inf, dead and absent ones -inf
-    V<F> operator()(int64_t row, int64_t first) const {
+    // W keys of one row from `first` on: NaN made +inf, dead and absent ones -inf. marked: where the row's mask lies
+    V<F> operator()(int64_t row, int64_t marked, int64_t first) const {
         int count = (int)(shape.keys - first);
         V<F> x = some<F>(data + row * shape.keys + first, count, -INF<F>);
         x = x == x ? x : all<F>(INF<F>);
         if (valid.data) {
-            const uint8_t* at = (const uint8_t*)valid.data + offset(valid, shape, row) + first * valid.key;
+            const uint8_t* at = (const uint8_t*)valid.data + marked + first * valid.key;
             M<F> alive = marks<F>(at, valid.key, count);
             x = alive ? x : all<F>(-INF<F>);
         }
@@ -74,21 +95,21 @@ template <class F> struct Scores {
 };
 template <class F> struct Marks {
     Strided given;
-    Shape shape;
+    int64_t keys;
 
-    V<F> operator()(int64_t row, int64_t first) const {
-        const uint8_t* at = (const uint8_t*)given.data + offset(given, shape, row) + first * given.key;
-        M<F> set = marks<F>(at, given.key, (int)(shape.keys - first));
+    V<F> operator()(int64_t marked, int64_t first) const {
+        const uint8_t* at = (const uint8_t*)given.data + marked + first * given.key;
+        M<F> set = marks<F>(at, given.key, (int)(keys - first));
         return set ? all<F>(1) : V<F>{};
     }
 };
 
-// the block of `rows` rows from `row` on, read through `from`
-template <class F, int P, class From> void gather(V<F>* x, From from, int64_t row, int rows, int64_t keys, V<F> none) {
+// a block of `rows` rows, W keys of one of which `from` reads
+template <class F, int P, class From> void gather(V<F>* x, From from, int rows, int64_t keys, V<F> none) {
     constexpr int R = F::W / P;
     for (int64_t first = 0; first < keys; first += F::W) {
         V<F> tile[R];
-        for (int r = 0; r < R; ++r) tile[r] = r < rows ? from(row + r, first) : none;
+        for (int r = 0; r < R; ++r) tile[r] = r < rows ? from(r, first) : none;
         turn<F, P>(tile);
         for (int j = 0; j < R && first + j * P < keys; ++j) x[first / P + j] = tile[j];
     }
@@ -111,7 +132,8 @@ constexpr int64_t SERIAL = 1 << 14;  // numbers up to here are one thread's work
 template <class F, int P> V<F> per_row(const Strided& given, const Shape& shape, int64_t row, int rows) {
     const typename F::T* from = (const typename F::T*)given.data;
     V<F> found = all<F>(1);
-    for (int lane = 0; lane < rows * P; ++lane) found[lane] = from[offset(given, shape, row + lane / P)];
+    Offsets<F, P> at(given, shape, row, rows);
+    for (int lane = 0; lane < rows * P; ++lane) found[lane] = from[at.of[lane / P]];
     return found;
 }
 

@@ -17,11 +17,14 @@ template <class F> struct Job {
         const Shape& shape = scores.shape;
         int n = (int)((shape.keys + P - 1) / P);
         Block<F, P> b{x, x + n, n};
-        gather<F, P>(x, scores, row, rows, shape.keys, all<F>(-INF<F>));
+        Offsets<F, P> valid(scores.valid, shape, row, rows), kept(keep, shape, row, rows);
+        auto score = [from = scores, row, valid](int r, int64_t first) { return from(row + r, valid.of[r], first); };
+        auto mark = [&](int r, int64_t first) { return Marks<F>{keep, shape.keys}(kept.of[r], first); };
+        gather<F, P>(x, score, rows, shape.keys, all<F>(-INF<F>));
         switch (kind) {
             case SOFTMAX: softmax(b, b.top()); break;
             case TOPK:
-                if (keep.data) gather<F, P>(x + 2 * n, Marks<F>{keep, shape}, row, rows, shape.keys, V<F>{});
+                if (keep.data) gather<F, P>(x + 2 * n, mark, rows, shape.keys, V<F>{});
                 topk(b, (typename F::I)k, keep.data ? x + 2 * n : nullptr);
                 break;
             case SPARSEMAX: sparsemax(b); break;
@@ -95,8 +98,10 @@ template <class F> struct Back {
         int n = (int)((shape.keys + P - 1) / P), m = n, kept = -1;
         V<F>*g = p + n, *q = p;
         int32_t* place = nullptr;
-        gather<F, P>(p, Reader{weights, shape.keys}, row, rows, shape.keys, V<F>{});
-        gather<F, P>(g, Reader{grad, shape.keys}, row, rows, shape.keys, V<F>{});
+        auto weight = [&](int r, int64_t first) { return Reader{weights, shape.keys}(row + r, first); };
+        auto slope_of = [&](int r, int64_t first) { return Reader{grad, shape.keys}(row + r, first); };
+        gather<F, P>(p, weight, rows, shape.keys, V<F>{});
+        gather<F, P>(g, slope_of, rows, shape.keys, V<F>{});
         if constexpr (P == F::W) {  // of a row alone, its support is enough
             M<F> strange{};
             for (int j = 0; j < n; ++j) strange |= p[j] != p[j];

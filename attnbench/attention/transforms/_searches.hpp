@@ -89,7 +89,7 @@ template <class F, int P> struct Block {
             for (int64_t j = group; j < n; j += groups) found = larger<F>(found, x[j]);
             least = smaller<F>(least, found);
         }
-        typename F::T reached = -most<F, P>(-least)[0];
+        typename F::T reached = k < F::W ? kth_lane<F>(least, (typename F::I)k) : -most<F, P>(-least)[0];
         if (!(reached > -INF<F> && reached < INF<F>)) return *this;
         Block found = if_few(all<F>(std::nextafter(reached, -INF<F>)));
         return found.top()[0] < INF<F> ? found : *this;  // a spoilt row is spoilt at all its living keys
@@ -172,7 +172,10 @@ template <class F, int P> V<F> kth(const V<F>* from, int n, typename F::I k, V<F
     top = most<F, P>(top);
     V<F> low = -most<F, P>(-bottom), high = top, t = top;
     M<F> few = (sum<F, P>(living) <= k) | (top == INF<F>), open = ~few;
-    if constexpr (P == F::W) return few[0] ? all<F>(-INF<F>) : all<F>(section<F>(from, n, k, low[0], high[0]));
+    if constexpr (P == F::W) {
+        if (few[0]) return all<F>(-INF<F>);
+        return all<F>(n == 1 ? kth_lane<F>(from[0], k) : section<F>(from, n, k, low[0], high[0]));
+    }
     while (any<F, P>(open)) {
         M<F> count{};
         for (int j = 0; j < n; ++j) count -= from[j] >= t;

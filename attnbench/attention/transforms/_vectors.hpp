@@ -58,6 +58,9 @@ template <class F> constexpr typename F::T EPS = std::numeric_limits<typename F:
 template <int S, class X, int... L> inline X swapped(X x, std::integer_sequence<int, L...>) {
     return __builtin_shufflevector(x, x, (L ^ S)...);
 }
+template <int S, class X, int... L> inline X turned(X x, std::integer_sequence<int, L...>) {
+    return __builtin_shufflevector(x, x, ((L + S) % (int)sizeof...(L))...);
+}
 template <class F, int P, class X, class Join> inline X fold(X x, Join join) {
     constexpr std::make_integer_sequence<int, F::W> lanes{};
     if constexpr (P > 8) x = join(x, swapped<8>(x, lanes));
@@ -73,6 +76,18 @@ template <class F, int P> inline V<F> most(V<F> x) { return fold<F, P>(x, larger
 template <class F, int P> inline bool any(M<F> x) {  // where all lanes are one row's they hold the same
     if constexpr (P < F::W) x = fold<F, F::W>(x, [](M<F> a, M<F> b) { return a | b; });
     return x[0] != 0;
+}
+
+// how many lanes of x are above each of its own
+template <class F, int... S> inline M<F> lanes_above(V<F> x, std::integer_sequence<int, S...>) {
+    M<F> count{};
+    ((count -= turned<S + 1>(x, std::make_integer_sequence<int, F::W>{}) > x), ...);
+    return count;
+}
+// the k-th largest of the lanes of x, 1 <= k <= W
+template <class F> inline typename F::T kth_lane(V<F> x, typename F::I k) {
+    V<F> best = lanes_above<F>(x, std::make_integer_sequence<int, F::W - 1>{}) < k ? x : all<F>(INF<F>);
+    return -most<F, F::W>(-best)[0];
 }
 
 // ---- exponential and logarithm of N vectors in step, since one alone waits for its own results: polynomials in float,
