@@ -125,7 +125,9 @@ template <class F, int P> void scatter(const V<F>* x, typename F::T* out, int64_
 }
 
 enum Kind { SOFTMAX, TOPK, SPARSEMAX, ENTMAX15, ENTMAX };
-constexpr int64_t SHORT = 64;  // the longest rows that take one lane
+// The longest rows that take one lane each: of entmax, whose rounds are dear, so that a row of its own is better searched
+// among the keys that can have a weight, and of the others.
+constexpr int64_t SHORT_ENTMAX = 64, SHORT = BYTES == 64 ? 192 : 4 * BYTES;
 constexpr int64_t SERIAL = 1 << 14;  // numbers up to here are one thread's work
 
 // one number a row, in the lanes of its block
@@ -162,8 +164,8 @@ template <class F, int P, class Work> int in_blocks(const Shape& shape, int thre
     }
     return failed;
 }
-template <class F, class Work> int in_blocks(const Shape& shape, int threads, Work work) {
-    if (shape.keys <= SHORT) return in_blocks<F, 1>(shape, threads, work);
+template <class F, class Work> int in_blocks(const Shape& shape, int64_t longest, int threads, Work work) {
+    if (shape.keys <= longest) return in_blocks<F, 1>(shape, threads, work);
     return in_blocks<F, F::W>(shape, threads, work);
 }
 

@@ -35,7 +35,8 @@ template <class F> struct Job {
     }
 
     int operator()(int threads) const {
-        return in_blocks<F>(scores.shape, threads, [this](auto lanes, V<F>* room, int64_t row, int rows) {
+        int64_t longest = kind == ENTMAX ? SHORT_ENTMAX : SHORT;
+        return in_blocks<F>(scores.shape, longest, threads, [this](auto lanes, V<F>* room, int64_t row, int rows) {
             block<decltype(lanes)::value>(room, row, rows);
         });
     }
@@ -180,7 +181,7 @@ template <class F> struct Back {
 
     int operator()(int threads) const {
         if (kind == ENTMAX)
-            return in_blocks<F>(shape, threads, [this](auto lanes, V<F>* room, int64_t row, int rows) {
+            return in_blocks<F>(shape, SHORT_ENTMAX, threads, [this](auto lanes, V<F>* room, int64_t row, int rows) {
                 block<decltype(lanes)::value>(room, row, rows);
             });
         if (shape.rows * shape.keys <= SERIAL) threads = 1;

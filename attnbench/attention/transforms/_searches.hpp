@@ -158,8 +158,35 @@ template <class F> typename F::T section(const V<F>* from, int n, int64_t k, typ
     }
 }
 
-// The same for every row of a block; -inf where a row has no more than k. top: the largest score, which is told.
+constexpr int FEW = 8;  // scores of each lane that the registers hold in order
+
+// The k-th largest of each lane of n vectors, k <= K, by k of them held in order while all pass; -inf where there are fewer.
+template <class F, int K = FEW> V<F> kth_of_lanes(const V<F>* from, int n, typename F::I k, V<F>& top) {
+    if constexpr (K > 1)
+        if (k < K) return kth_of_lanes<F, K - 1>(from, n, k, top);
+    V<F> best[K];
+    for (int i = 0; i < K; ++i) best[i] = all<F>(-INF<F>);
+    for (int j = 0; j < n; ++j) {
+        V<F> x = from[j];
+#pragma GCC unroll 8
+        for (int i = 0; i < K; ++i) {
+            V<F> better = larger<F>(best[i], x);
+            x = smaller<F>(best[i], x);
+            best[i] = better;
+        }
+    }
+    top = best[0];
+    return best[K - 1];
+}
+
+// The number t of `section` for every row of a block; -inf where a row has no more than k. top: the largest score, which is
+// told.
 template <class F, int P> V<F> kth(const V<F>* from, int n, typename F::I k, V<F>& top) {
+    if constexpr (P == 1)
+        if (k <= FEW) {
+            V<F> t = kth_of_lanes<F>(from, n, k, top);
+            return top == INF<F> ? all<F>(-INF<F>) : t;
+        }
     V<F> bottom = all<F>(INF<F>);
     M<F> living{};
     top = all<F>(-INF<F>);

@@ -25,6 +25,8 @@ TRANSFORMS = {
     "softmax": lambda heads: build_transform("softmax"),
     "topk 1": lambda heads: build_transform("topk", k=1),
     "topk 5": lambda heads: build_transform("topk", k=5),
+    "topk 8": lambda heads: build_transform("topk", k=8),
+    "topk 12": lambda heads: build_transform("topk", k=12),
     "topk 20": lambda heads: build_transform("topk", k=20),
     "topk_oow 4": lambda heads: build_transform("topk_oow", n=4),
     "sparsemax": lambda heads: build_transform("sparsemax"),
