@@ -166,6 +166,24 @@ def test_a_training_that_is_wrong_is_found(monkeypatch):
     assert training.check() > 0.1
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("beam", [1, 2])
+def test_a_search_that_is_wrong_is_found(precision, beam, monkeypatch):
+    monkeypatch.setattr(models, "WORDS", 60)
+    monkeypatch.setattr(models, "STEPS", 4)
+    real = models._named
+
+    def wrong(*given, defined=False):
+        model = real(*given, defined=defined)
+        with torch.no_grad():
+            for each in model.parameters():
+                each *= 1 if defined else 1.1
+        return model
+
+    monkeypatch.setattr(models, "_named", wrong)
+    assert models.decoding("tiny", "softmax", models.Load(3, 5, beam), Runtime(CPU, precision)).check() > 2e-2
+
+
 def test_exponents():
     timings = [(n, Timing(f"length {n}", "a", 3e-6 * n**1.5, 0, 0, 0, 1, None, None)) for n in (10, 100, 1000)]
     alone = (10, Timing("length 10", "b", 1.0, 0, 0, 0, 1, None, None))
