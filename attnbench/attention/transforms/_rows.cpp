@@ -117,11 +117,8 @@ template <class F> struct Back {
         }
         this->template slopes<P>(q, g, m, row, rows);
         if (!out) return;
-        V<F> all_q{}, taken{};
-        for (int j = 0; j < m; ++j) {
-            all_q += q[j];
-            taken += q[j] != 0 ? q[j] * g[j] : V<F>{};
-        }
+        V<F> all_q = summed<F>(m, [q](int j) { return q[j]; });
+        V<F> taken = summed<F>(m, [q, g](int j) { return q[j] != 0 ? q[j] * g[j] : V<F>{}; });
         V<F> mean = sum<F, P>(taken) / larger<F>(sum<F, P>(all_q), all<F>(TINY<F>));
         for (int j = 0; j < m; ++j) {
             V<F> found = q[j] * (g[j] - mean);

@@ -120,6 +120,16 @@ def test_compiled_is_plain(name, dtype, data):
         assert torch.equal(compiled[0] > 1e-37, plain[0] > 1e-37)  # below, torch has numbers that are not normal
 
 
+@pytest.mark.parametrize("keys", [60, 127, 191, 700])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_weights_of_few_sizes_sum_to_one(name, keys):
+    """Where many weights are equal, what each addition rounds off goes the same way."""
+    torch.manual_seed(keys)
+    scores = (torch.randn(1, 2, 200, keys) * 2).round() * 1.5
+    weights = TRANSFORMS[name](2)(scores).detach().double()
+    assert error(weights.sum(-1), torch.ones_like(weights[..., 0])) < 1e-6
+
+
 @pytest.mark.parametrize("content", [float("nan"), float("inf"), -float("inf"), 3e38, -3e38])
 @pytest.mark.parametrize("keys", [7, 90])
 @pytest.mark.parametrize("name", TRANSFORMS)
