@@ -14,14 +14,19 @@ namespace {
 constexpr int ROUNDS = 64;
 constexpr int STEP = 4;  // vectors at a time where a function of each is dear
 
-// The sum of n vectors, four at a time: hundreds of one size added one by one lose digits, all in the same direction.
-// term: vector j, asked for once.
+// Hundreds of one size added one by one lose digits, all in the same direction: so N are added before they join the others.
+template <class F, int N> inline V<F> joined(const V<F>* x) {
+    if constexpr (N == 1) return x[0];
+    else return joined<F, N / 2>(x) + joined<F, N / 2>(x + N / 2);
+}
+// the sum of term(0) to term(n - 1), each asked for once
 template <class F, class G> inline V<F> summed(int n, G term) {
     V<F> total{};
     int j = 0;
-    for (; j + 4 <= n; j += 4) {
-        V<F> a = term(j), b = term(j + 1), c = term(j + 2), d = term(j + 3);
-        total += (a + b) + (c + d);
+    for (; j + STEP <= n; j += STEP) {
+        V<F> terms[STEP];
+        for (int i = 0; i < STEP; ++i) terms[i] = term(j + i);
+        total += joined<F, STEP>(terms);
     }
     for (; j < n; ++j) total += term(j);
     return total;
@@ -60,7 +65,7 @@ template <class F, int P> struct Block {
         int j = 0;
         for (; j + STEP <= n; j += STEP) {
             power<STEP>(x + j);
-            total += (x[j] + x[j + 1]) + (x[j + 2] + x[j + 3]);
+            total += joined<F, STEP>(x + j);
         }
         for (; j < n; ++j) total += x[j] = power_of(x[j]);
         return total;
@@ -316,7 +321,7 @@ template <class F> struct Masses {  // sums over the keys of p, p/r and p/r^2
 };
 // alpha = 1 + e, e in (0, 1]: p = r^(1/e) with r = [1 + e (d - t)]_+ of N vectors, and what they add to the sums
 template <class F, int N> inline void weigh(const V<F>* d, V<F>* p, V<F> t, V<F> e, V<F> inverse, Masses<F>& sums) {
-    V<F> base[N], r[N], log[N];
+    V<F> base[N], r[N], log[N], steep[N], bent[N];
     for (int i = 0; i < N; ++i) {
         base[i] = larger<F>((d[i] - t) * e, all<F>(-1));
         V<F> moved = base[i] + 1;
@@ -328,11 +333,13 @@ template <class F, int N> inline void weigh(const V<F>* d, V<F>* p, V<F> t, V<F>
     power<N>(log);
     for (int i = 0; i < N; ++i) {
         p[i] = r[i] > TINY<F> ? log[i] : V<F>{};
-        V<F> over_r = 1 / r[i], steep = p[i] * over_r;
-        sums.mass += p[i];
-        sums.slope += steep;
-        sums.bend += steep * over_r;
+        V<F> over_r = 1 / r[i];
+        steep[i] = p[i] * over_r;
+        bent[i] = steep[i] * over_r;
     }
+    sums.mass += joined<F, N>(p);
+    sums.slope += joined<F, N>(steep);
+    sums.bend += joined<F, N>(bent);
 }
 
 // A threshold near that of e. The largest weight, (1 - e t)^(1/e), runs nearly straight from e = 0, where it is one over
