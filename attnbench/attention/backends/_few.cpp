@@ -9,15 +9,16 @@
 namespace {
 
 constexpr int64_t SERIAL = 1 << 16;  // numbers up to here are one thread's work
-constexpr int TOGETHER = 5;          // queries of one pass over the values: what the registers hold
+constexpr int TOGETHER = 5;          // queries of one pass over what is held: what the registers hold
+constexpr int AHEAD = 8;             // values from one that is read to one that is fetched
+// Numbers of a register; numbers of a value that are multiplied at once, with every query of a pass.
 #if defined(__AVX512F__)
-constexpr int LANES = 16;  // numbers of a register
+constexpr int LANES = 16, PART = 64;
 #elif defined(__AVX2__)
-constexpr int LANES = 8;
+constexpr int LANES = 8, PART = 16;
 #else
-constexpr int LANES = 4;
+constexpr int LANES = 4, PART = 16;
 #endif
-constexpr int PART = 16;  // numbers of a value that are multiplied at once, with every query
 
 struct Rows {  // of a query, key or value each; strides in elements, the numbers of one position lie side by side
     float* data;
@@ -49,23 +50,29 @@ template <int S = LANES / 2> inline Lanes sums_of(Lanes* x) {
     else return x[0];
 }
 
-// out[i, j] = scale * query i . key j; LANES keys at a time, whose sums are made together
-void compare(const Few& query, const float* key, int64_t apart, const Shape& s, float scale, const Few& out) {
+// out[i, j] = scale * query i . key j of Q queries; keys are read in the order in which they lie, the sums of LANES
+// of them made together
+template <int Q>
+void compare_few(const Few& query, const float* key, int64_t apart, const Shape& s, float scale, const Few& out) {
     const int64_t whole = s.width - s.width % LANES;
     for (int64_t j = 0; j < s.keys; j += LANES) {
         const int64_t count = std::min<int64_t>(LANES, s.keys - j);
-        const float* of[LANES];
-        for (int64_t l = 0; l < LANES; ++l) of[l] = key + std::min(j + l, s.keys - 1) * apart;
-        for (int64_t i = 0; i < s.queries; ++i) {
-            const float* q = query[i];
-            Lanes sums[LANES] = {};
+        Lanes sums[Q][LANES];
+        for (int64_t l = 0; l < LANES; ++l) {
+            const float* of = key + std::min(j + l, s.keys - 1) * apart;
+            Lanes sum[Q] = {};
             for (int64_t e = 0; e < whole; e += LANES) {
-                const Lanes part = *(const Loose*)(q + e);
-                for (int l = 0; l < LANES; ++l) sums[l] += part * *(const Loose*)(of[l] + e);
+                const Lanes part = *(const Loose*)(of + e);
+#pragma GCC unroll 8
+                for (int i = 0; i < Q; ++i) sum[i] += part * *(const Loose*)(query[i] + e);
             }
-            Lanes found = sums_of(sums);
+#pragma GCC unroll 8
+            for (int i = 0; i < Q; ++i) sums[i][l] = sum[i];
+        }
+        for (int i = 0; i < Q; ++i) {
+            Lanes found = sums_of(sums[i]);
             for (int64_t e = whole; e < s.width; ++e)
-                for (int l = 0; l < LANES; ++l) found[l] += q[e] * of[l][e];
+                for (int l = 0; l < LANES; ++l) found[l] += query[i][e] * key[std::min(j + l, s.keys - 1) * apart + e];
             found *= scale;
             std::memcpy(out[i] + j, &found, count * sizeof(float));
         }
@@ -76,12 +83,15 @@ void compare(const Few& query, const float* key, int64_t apart, const Shape& s, 
 template <int Q, int COUNT>
 void blend_part(const Few& weights, const float* value, int64_t apart, const Shape& s, const Few& out, int64_t from) {
     float sums[Q][COUNT] = {};
-    for (int64_t j = 0; j < s.keys; ++j, value += apart)
+    for (int64_t j = 0; j < s.keys; ++j, value += apart) {
+        if (!from && s.width > COUNT)  // for the passes to come; the processor foresees but what one pass reads
+            for (int64_t e = 0; e < s.width; e += 16) __builtin_prefetch(value + AHEAD * apart + e);
         for (int i = 0; i < Q; ++i) {
             const float share = weights[i][j];
 #pragma omp simd
             for (int l = 0; l < COUNT; ++l) sums[i][l] += share * value[from + l];
         }
+    }
     for (int i = 0; i < Q; ++i)
         for (int l = 0; l < COUNT; ++l) out[i][from + l] = sums[i][l];
 }
@@ -90,6 +100,7 @@ template <int Q>
 void blend_few(const Few& weights, const float* value, int64_t apart, const Shape& s, const Few& out) {
     int64_t e = 0;
     for (; e + PART <= s.width; e += PART) blend_part<Q, PART>(weights, value, apart, s, out, e);
+    for (; e + 16 <= s.width; e += 16) blend_part<Q, 16>(weights, value, apart, s, out, e);
     for (; e < s.width; ++e) blend_part<Q, 1>(weights, value, apart, s, out, e);
 }
 
@@ -102,6 +113,16 @@ void blend_few<1>(const Few& weights, const float* value, int64_t apart, const S
         if (share == 0) continue;  // a key that is left out is not read
 #pragma omp simd
         for (int64_t e = 0; e < s.width; ++e) out[e] += share * value[e];
+    }
+}
+
+void compare(const Few& query, const float* key, int64_t apart, const Shape& s, float scale, const Few& out) {
+    using Compare = void (*)(const Few&, const float*, int64_t, const Shape&, float, const Few&);
+    static constexpr Compare COMPARE[TOGETHER] = {
+        compare_few<1>, compare_few<2>, compare_few<3>, compare_few<4>, compare_few<5>};
+    for (int64_t i = 0; i < s.queries; i += TOGETHER) {
+        const int64_t count = std::min<int64_t>(TOGETHER, s.queries - i);
+        COMPARE[count - 1]({query[i], query.apart}, key, apart, s, scale, {out[i], out.apart});
     }
 }
 
