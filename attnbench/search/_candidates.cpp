@@ -14,7 +14,7 @@
 
 namespace {
 
-constexpr int64_t STRETCH = 64;
+constexpr int64_t STRETCH = 64, LANES = 16;
 
 inline float most(const float* z, int64_t begin, int64_t end) {
     float top = -INFINITY;
@@ -23,6 +23,45 @@ inline float most(const float* z, int64_t begin, int64_t end) {
     if (top <= -std::numeric_limits<float>::max())  // where some compilers let the largest begin
         for (top = -INFINITY; begin < end; ++begin) top = z[begin] > top ? z[begin] : top;
     return top;
+}
+
+// Copies a row, and tells the largest of each stretch; returns the sum, which a NaN makes one.
+template <class T> float read(const T* from, int64_t words, float* z, float* tops) {
+    float sums[LANES] = {}, sum = 0;
+    int64_t s = 0;
+    for (; s + STRETCH <= words; s += STRETCH) {
+        float top[LANES];
+        for (int64_t l = 0; l < LANES; ++l) top[l] = wide(from[s + l]);
+        for (int64_t v = s; v < s + STRETCH; v += LANES)
+#pragma omp simd
+            for (int64_t l = 0; l < LANES; ++l) {
+                const float x = wide(from[v + l]);
+                z[v + l] = x;
+                sums[l] += x;
+                top[l] = x > top[l] ? x : top[l];
+            }
+        *tops++ = most(top, 0, LANES);
+    }
+    if (s < words) {
+        for (int64_t v = s; v < words; ++v) sum += z[v] = wide(from[v]);
+        *tops = most(z, s, words);
+    }
+    for (int64_t l = 0; l < LANES; ++l) sum += sums[l];
+    return sum;
+}
+
+// The sum of e^(z - top); the row that is read next is fetched meanwhile.
+template <class T> float mass_of(const float* z, int64_t words, float top, const T* next) {
+    float sums[STRETCH] = {}, mass = 0;
+    int64_t s = 0;
+    for (; s + STRETCH <= words; s += STRETCH) {
+        for (int64_t v = 0; v < STRETCH; v += LANES) __builtin_prefetch(next + s + v);
+#pragma omp simd
+        for (int64_t l = 0; l < STRETCH; ++l) sums[l] += power(z[s + l] - top);
+    }
+    for (; s < words; ++s) mass += power(z[s] - top);
+    for (int64_t l = 0; l < STRETCH; ++l) mass += sums[l];
+    return mass;
 }
 
 // How many rows are not all numbers, or have no word that is possible: their first value becomes NaN.
@@ -40,22 +79,14 @@ int best(
 #pragma omp for schedule(static) reduction(+ : strange)
         for (int64_t i = 0; i < rows; ++i) {
             const T* from = logits + i * words;
-            float sum = 0, mass = 0;
-#pragma omp simd reduction(+ : sum)
-            for (int64_t v = 0; v < words; ++v) {
-                z[v] = wide(from[v]);
-                sum += z[v];
-            }
-            for (int64_t s = 0; s < stretches; ++s) tops[s] = most(z, s * STRETCH, std::min(words, (s + 1) * STRETCH));
+            const float sum = read(from, words, z, tops.data());
             const float top = *std::max_element(tops.begin(), tops.end());
-            if (!(sum == sum && top < INFINITY && top > -INFINITY)) {  // a NaN among the logits is in their sum
+            if (!(sum == sum && top < INFINITY && top > -INFINITY)) {
                 ++strange;
                 values[i * count] = NAN;
                 continue;
             }
-#pragma omp simd reduction(+ : mass)
-            for (int64_t v = 0; v < words; ++v) mass += power(z[v] - top);
-            const float all = std::log(mass);
+            const float all = std::log(mass_of(z, words, top, from + words));
             for (int64_t b = 0; b < bans; ++b) {
                 if (banned[b] < 0 || banned[b] >= words) continue;
                 const int64_t s = banned[b] / STRETCH;
