@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -40,6 +40,10 @@ _PASSING = ("Killed", "out of memory", "No space left")
 
 _log = logging.getLogger(__name__)
 
+
+_TRUE = (Tensor, nn.Parameter)
+_functorch: Any = getattr(torch._C, "_functorch", None)  # torch has no public name for it
+_wrapped: Callable[[Tensor], bool] = getattr(_functorch, "is_functorch_wrapped_tensor", lambda _: False)
 
 _off = ContextVar("_off", default=False)
 
@@ -95,13 +99,10 @@ def _load(source: Path) -> ctypes.CDLL | None:
 def readable(*tensors: Tensor) -> bool:
     """Whether compiled code may read these where they lie: true tensors, not traced nor mapped over by torch.func, none
     a view that negates."""
-    true = all(type(each) in (Tensor, nn.Parameter) and not _wrapped(each) and not each.is_neg() for each in tensors)
-    return true and not torch.compiler.is_compiling()
-
-
-def _wrapped(tensor: Tensor) -> bool:
-    functorch: Any = getattr(torch._C, "_functorch", None)  # torch has no public name for it
-    return functorch is not None and functorch.is_functorch_wrapped_tensor(tensor)
+    for each in tensors:
+        if type(each) not in _TRUE or _wrapped(each) or each.is_neg():
+            return False
+    return not torch.compiler.is_compiling()
 
 
 def at(tensor: Any) -> ctypes.c_void_p:

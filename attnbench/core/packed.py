@@ -130,7 +130,7 @@ class _Own:
         self.weight, self.bias = products.pack(weight, dtype), bias
 
     def takes(self, states: Tensor) -> bool:
-        return native.readable(states) and products.serves(dtype=self.weight.dtype)
+        return native.readable(states) and products.knows(self.weight.dtype)
 
     def __call__(self, states: Tensor) -> Tensor:
         found = products.multiply(states.reshape(-1, states.shape[-1]).float(), self.weight, self.bias)

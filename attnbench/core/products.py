@@ -35,7 +35,7 @@ class PackedWeight(NamedTuple):
 def serves(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
     """Whether the compiled code takes these with a weight packed in that type."""
     fits = all(each.device.type == "cpu" and each.dtype == torch.float32 for each in tensors)
-    return fits and native.readable(*tensors) and _knows(dtype)
+    return fits and native.readable(*tensors) and knows(dtype)
 
 
 def version() -> str:
@@ -87,7 +87,8 @@ def _require(*tensors: Tensor) -> None:
             raise TypeError(f"numbers of float32 on a processor are multiplied here, not {each.dtype} on {each.device}")
 
 
-def _knows(dtype: torch.dtype) -> bool:
+def knows(dtype: torch.dtype) -> bool:
+    """Whether there is compiled code for products of that type."""
     library = native.load(_SOURCE)
     return library is not None and dtype in _NAMES and hasattr(library, f"attnbench_product_{_NAMES[dtype]}")
 

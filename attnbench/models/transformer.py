@@ -210,18 +210,16 @@ class DecoderLayer(nn.Module):
         state: Float[Tensor, "R 1 D"],
         memory: Memory,
         cache: Memory,
-        position: int,
-        beams: int,
+        positions: Positions,
+        source_positions: Positions,
         maps: list[Tensor] | None,
     ) -> tuple[Float[Tensor, "R 1 D"], Memory]:
-        """One position of every row; the beams of a source share its memory as queries side by side.
+        """One position of every row; the beams of a source share its memory as queries side by side, each of which
+        `source_positions` names.
 
         maps: where the weights over the source go.
         """
-        at = torch.full((1,), position, device=state.device)
-        positions = Positions(at, torch.arange(position + 1, device=state.device))
-        sources = Positions(at.expand(beams), torch.arange(memory.values.shape[2], device=state.device))
-        grown = cache
+        grown, beams = cache, len(source_positions.q)
 
         def attend(query: Tensor) -> Tensor:
             nonlocal grown
@@ -230,7 +228,7 @@ class DecoderLayer(nn.Module):
 
         def attend_source(query: Tensor) -> Tensor:
             folded = query.view(-1, beams, query.shape[-1])
-            output = self.cross(folded, memory, sources, need_weights=maps is not None)
+            output = self.cross(folded, memory, source_positions, need_weights=maps is not None)
             return _note(output, maps).reshape(query.shape)
 
         state = self.attention_residual(state, attend)
@@ -320,10 +318,14 @@ class Transformer(Seq2SeqModel):
         self, memory: TransformerMemory, state: TransformerState, token: Int[Tensor, "R"]
     ) -> tuple[Float[Tensor, "R V"], TransformerState]:
         states = self.target_embedding(token[:, None], state.length)
+        at = torch.full((1,), state.length, device=token.device)
+        positions = Positions(at, torch.arange(state.length + 1, device=token.device))
+        keys = torch.arange(memory.cross[0].values.shape[2], device=token.device)
+        sources = Positions(at.expand(state.beams), keys)
         caches: list[Memory] = []
         maps: list[Tensor] | None = None if state.received is None else []
         for layer, cross, cache in zip(self.decoder, memory.cross, state.caches, strict=True):
-            states, grown = layer.step(states, cross, cache, state.length, state.beams, maps)
+            states, grown = layer.step(states, cross, cache, positions, sources, maps)
             caches.append(grown)
         hidden = self.decoder_norm(states)[:, 0]
         received = receive(state.received, maps or [])
