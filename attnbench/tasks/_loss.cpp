@@ -10,6 +10,25 @@
 
 namespace {
 
+constexpr int64_t STRETCH = 64;
+
+// z becomes e^(z - top), whose sum is returned. What is read and written next is fetched meanwhile.
+template <class T> float powers(float* z, int64_t words, float top, const T* next, const T* to) {
+    float sums[STRETCH] = {}, mass = 0;
+    int64_t s = 0;
+    for (; s + STRETCH <= words; s += STRETCH) {
+        for (int64_t v = s; v < s + STRETCH; v += 64 / sizeof(T)) {
+            __builtin_prefetch(next + v);
+            __builtin_prefetch(to + v, 1);
+        }
+#pragma omp simd
+        for (int64_t l = 0; l < STRETCH; ++l) sums[l] += z[s + l] = power(z[s + l] - top);
+    }
+    for (; s < words; ++s) mass += z[s] = power(z[s] - top);
+    for (int64_t l = 0; l < STRETCH; ++l) mass += sums[l];
+    return mass;
+}
+
 // loss and nll of each row; gradient where it is asked for. How many targets are no word: their rows are left as they are.
 template <class T>
 int smoothed(
@@ -28,7 +47,7 @@ int smoothed(
                 continue;
             }
             const T* from = logits + i * words;
-            float top = -INFINITY, all = 0, mass = 0;
+            float top = -INFINITY, all = 0;
 #pragma omp simd reduction(max : top) reduction(+ : all)
             for (int64_t v = 0; v < words; ++v) {
                 z[v] = wide(from[v]);
@@ -36,17 +55,13 @@ int smoothed(
                 all += z[v];
             }
             const float wanted = z[target[i]];
-#pragma omp simd reduction(+ : mass)
-            for (int64_t v = 0; v < words; ++v) {
-                z[v] = power(z[v] - top);
-                mass += z[v];
-            }
+            T* to = gradient ? gradient + i * words : nullptr;
+            const float mass = powers<T>(z, words, top, from + words, to ? to : from);
             const bool sound = all == all && top < INFINITY;  // a NaN among the logits is in their sum
             const float sum = sound ? std::log(mass) + top : NAN;
             nll[i] = sum - wanted;
             loss[i] = (1 - smoothing) * nll[i] + (smoothing > 0 ? smoothing * (sum - all / words) : 0);
-            if (!gradient) continue;
-            T* to = gradient + i * words;
+            if (!to) continue;
             const float scale = sound ? 1 / mass : NAN;
 #pragma omp simd
             for (int64_t v = 0; v < words; ++v) narrow(z[v] * scale - even, to[v]);
