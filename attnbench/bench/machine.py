@@ -58,6 +58,7 @@ def set_up(runtime: Runtime) -> list[Choice]:
     return [
         Choice("float32 matrix products", products, before / after if sent else None),
         Choice(f"{searched} products of searches", *_of_searches(runtime.product_type)),
+        Choice("int8 products of searches", f"by {packed.chosen(torch.int8)[0]}", None),
         Choice("freed memory", "kept for the next step", returned / kept),
         Choice(
             "transforms, and steps of decoding", f"compiled by {compiler}" if compiler else "torch operations", None

@@ -51,6 +51,8 @@ PATTERNS: dict[str, dict[str, Any]] = {
 """What decoding is timed with beside them, wherever such a pattern can stand; on a processor a step reads these keys
 alone."""
 
+QUANTIZED = ", int8"
+"""After the name of a transform: searched with products of whole numbers of 8 bits."""
 DEFINED = " (dense)"
 """After the name of a transform: as it is defined, not as `auto` has it on a GPU."""
 
@@ -194,14 +196,15 @@ class Load(NamedTuple):
 
 def decoding(size: str, transform: str, load: Load, runtime: Runtime) -> Case:
     """Outputs of 30 tokens, past EOS. Work: tokens of the best outputs."""
-    model = _named(size, transform, runtime.device).eval()
+    quantized = "int8" if transform.endswith(QUANTIZED) else None
+    model = _named(size, transform.removesuffix(QUANTIZED), runtime.device).eval()
     bound, batch = task(), load.sources(runtime.device)
-    limit = {"max_ratio": 0.0, "max_extra": STEPS}
+    limit = {"max_ratio": 0.0, "max_extra": STEPS, "quantization": quantized}
     raw = {"kind": "greedy", **limit} if load.beam == 1 else {"kind": "beam", "size": load.beam, **limit}
     search = searches.parse(raw).build()
 
     with runtime.autocast():
-        pack(model)  # once, as before all batches of a split
+        pack(model, quantized)  # once, as before all batches of a split
 
     def run() -> dict[int, Hypothesis]:
         with runtime.autocast():
@@ -212,7 +215,10 @@ def decoding(size: str, transform: str, load: Load, runtime: Runtime) -> Case:
         of them: see `_together`. One output in fifty may be another one, parted at a close call; in half precision,
         where many are, the definition scores the outputs that were found, in float32, and the mean of all counts."""
         special = SpecialIds(bos=BOS, eos=NO_TOKEN, pad=PAD)
-        plain = _named(size, transform, runtime.device, defined=True).eval()
+        plain = _named(size, transform.removesuffix(QUANTIZED), runtime.device, defined=True).eval()
+        if quantized:
+            with native.off():  # as it is defined
+                pack(plain, quantized)
         found = run()
         if runtime.precision != "fp32":
             return _off_scores(plain, batch, [found[row] for row in range(load.rows)])

@@ -101,9 +101,10 @@ def decode_sections(plan: Plan) -> Iterator[list[Section]]:
         for load in loads:
             threads = torch.get_num_threads()
             peers = [recipe for peer in plan.peers if peer.decoding for recipe in peer.decoding(size, load, threads)]
-            names = [*models.compared(plan.runtime.device), *models.PATTERNS]
-            ours = Recipe(models.decoding, (size, "softmax", load, plan.runtime))
-            beside += plan.beside([ours, *peers]) if peers else []
+            quantized = ["softmax" + models.QUANTIZED] if plan.runtime.device.type == "cpu" else []
+            names = [*models.compared(plan.runtime.device), *quantized, *models.PATTERNS]
+            ours = [Recipe(models.decoding, (size, name, load, plan.runtime)) for name in ("softmax", *quantized)]
+            beside += plan.beside([*ours, *peers]) if peers else []
             found += plan.time([models.decoding(size, name, load, plan.runtime) for name in names], loose=True)
             baseline = ctranslate2.NAME.format("float32")
             yield [

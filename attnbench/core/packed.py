@@ -1,4 +1,5 @@
-"""Linear layers whose weights are packed for products: for searches, which use each weight many times.
+"""Linear layers whose weights are packed for products, and rounded to 8 bits where that is wanted: for searches, which
+use each weight many times.
 
 Measured against the plain layers, in turns, two threads. By torch's library on a processor of AVX-512, with 64 rows:
 1.2 to 1.6 times as fast in float32, 1.4 to 2.0 times in bfloat16; with one row 1.6 to 2.8 and 1.6 to 3.2 times. By code
@@ -11,21 +12,24 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from attnbench.core import measured, native, products
+from attnbench.core import measured, native, products, quantization
+
+Quantization = Literal["int8"]
+"""What products are computed in instead of numbers: core/quantization.py."""
 
 _ROWS = 64
 """Rows that the layout is chosen for; others are as right, and hardly slower."""
 _CLEARLY = 0.9
 """Below this part of the library's speed, with _ROWS rows, code compiled here is not used; with fewer rows it gains
 more."""
-_ERRORS = {torch.float32: 1e-6, torch.bfloat16: 1e-2}
-"""How far a product may lie from its exact value, as a part of it."""
+_ERRORS = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.int8: 1e-6}
+"""How far a product of rounded operands may lie from its exact value, as a part of it."""
 _FILES = {torch.float32: "packed", torch.bfloat16: "packed-bfloat16"}
 """Where it is kept what is faster."""
 _TURNS = 7
@@ -35,14 +39,17 @@ _WEIGHTS = 24
 
 
 @contextmanager
-def packed(model: nn.Module) -> Iterator[None]:
+def packed(model: nn.Module, quantized: Quantization | None = None) -> Iterator[None]:
     """In the block, what the model's linear layers compute without gradients comes from copies of their weights.
 
-    The weights must not change meanwhile. The type is that of autocast at the beginning; other calls, and all on other
-    devices, go through the layers as they are. Blocks within blocks add nothing. A model is not copied, pickled or
-    moved in such a block.
+    quantized: products of whole numbers of 8 bits, as quantization.py defines them, on every device and whatever
+    autocast says; only layers of float32. Else products of the type of autocast at the beginning, on a processor; other
+    calls, and those on other devices, go through the layers as they are.
+
+    The weights must not change meanwhile. Blocks within blocks add nothing. A model is not copied, pickled or moved in
+    such a block.
     """
-    layers = pack(model)
+    layers = pack(model, quantized)
     try:
         yield
     finally:
@@ -50,16 +57,17 @@ def packed(model: nn.Module) -> Iterator[None]:
             del layer.forward
 
 
-def pack(model: nn.Module) -> list[nn.Linear]:
+def pack(model: nn.Module, quantized: Quantization | None = None) -> list[nn.Linear]:
     """The same for as long as the model lives; returns the layers that it changed."""
-    dtype = _wanted_type()
-    way = _way(dtype)
-    if way is None:
-        return []
-    layers = [each for each in model.modules() if isinstance(each, nn.Linear) and _serves(each)]
+    dtype = torch.int8 if quantized == "int8" else _wanted_type("cpu")
+    layers = [each for each in model.modules() if isinstance(each, nn.Linear) and _serves(each, quantized)]
+    changed = []
     for layer in layers:
-        layer.forward = _Packed(layer, dtype, way)
-    return layers
+        way = _way(dtype) if layer.weight.device.type == "cpu" else _Defined
+        if way is not None:
+            layer.forward = _Packed(layer, dtype, way)
+            changed.append(layer)
+    return changed
 
 
 def chosen(dtype: torch.dtype) -> tuple[str, float | None]:
@@ -79,13 +87,16 @@ class _Packed:
 
     def __call__(self, input: Tensor) -> Tensor:
         layer = self.layer
-        if torch.is_grad_enabled() or _wanted_type() != self.dtype or not self._takes(input):
+        if torch.is_grad_enabled() or not self._takes(input):
             return linear(input, layer.weight, layer.bias)
         return self.product(input)
 
     def _takes(self, input: Tensor) -> bool:
         """What does not fit is left to torch, which says so."""
-        if input.dtype not in (torch.float32, self.dtype) or not input.numel() or input.device.type != "cpu":
+        if not input.numel() or input.device != self.layer.weight.device:
+            return False
+        wanted = _wanted_type(input.device.type)
+        if self.dtype not in (torch.int8, wanted) or input.dtype not in (torch.float32, wanted):
             return False
         return input.shape[-1:] == (self.layer.in_features,) and self.product.takes(input)
 
@@ -122,7 +133,7 @@ class _Library:
 
 
 class _Own:
-    """By code compiled here; the product is of float32, in which it is summed up."""
+    """By code compiled here; the product is of float32."""
 
     name: ClassVar[str] = "code compiled here"
 
@@ -137,20 +148,38 @@ class _Own:
         return found.view(*states.shape[:-1], self.weight.outputs)
 
 
-def _serves(layer: nn.Linear) -> bool:
+class _Defined:
+    """Products of whole numbers in torch operations."""
+
+    name: ClassVar[str] = "torch operations"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        self.weight, self.bias = quantization.quantize(weight), bias
+
+    def takes(self, states: Tensor) -> bool:
+        return True
+
+    def __call__(self, states: Tensor) -> Tensor:
+        return quantization.multiply(states, self.weight, self.bias)
+
+
+def _serves(layer: nn.Linear, quantized: Quantization | None) -> bool:
     if type(layer) is not nn.Linear or "forward" in vars(layer):  # a parametrised layer is of another type
         return False
     weight, given = layer.weight, [each for each in (layer.weight, layer.bias) if each is not None]
-    plain = all(each.device.type == "cpu" and each.dtype == torch.float32 for each in given)
-    return plain and native.readable(*given) and weight.numel() > 0
+    plain = all(each.dtype == torch.float32 for each in given) and weight.numel() > 0
+    here = quantized is not None or weight.device.type == "cpu"
+    return plain and here and native.readable(*given)
 
 
-def _wanted_type() -> torch.dtype:
-    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
+def _wanted_type(device: str) -> torch.dtype:
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
 
 
 def _way(dtype: torch.dtype) -> type[_Way] | None:
     """What packs weights of that type: code compiled here, unless the library was measured to be clearly faster."""
+    if dtype == torch.int8:
+        return _Own if _own_packs(dtype) else _Defined
     library = _library_packs(dtype)
     if not _own_packs(dtype):
         return _Library if library else None
@@ -170,7 +199,7 @@ def _own_is_exact(dtype: torch.dtype) -> bool:
 @functools.cache
 def _library_packs(dtype: torch.dtype) -> bool:
     """Whether this torch packs weights, and computes with them as exactly as it says."""
-    if dtype not in _ERRORS or not torch.backends.mkldnn.is_available():
+    if dtype not in _FILES or not torch.backends.mkldnn.is_available():
         return False
     try:
         return _is_exact(_Library, dtype)
@@ -180,12 +209,20 @@ def _library_packs(dtype: torch.dtype) -> bool:
 
 def _is_exact(way: type[_Way], dtype: torch.dtype) -> bool:
     for rows in (1, 2, 200):  # of few rows and many, of columns and depths that are cut, in all threads
-        states, weight = (each.to(dtype).float() for each in _drawn(rows, 150, 600))
-        exact = states.double() @ weight.double().T + weight.double()[:, 0]
-        found = way(weight, weight[:, 0], dtype)(states)
-        if not (found.double() - exact).norm() <= _ERRORS[dtype] * exact.norm():
+        states, weight = _drawn(rows, 150, 600)
+        bias, rounded = weight[:, 0], [_rounded(each, dtype) for each in (states, weight)]
+        exact = rounded[0] @ rounded[1].T + bias.double()
+        if not (way(weight, bias, dtype)(states).double() - exact).norm() <= _ERRORS[dtype] * exact.norm():
             return False
     return True
+
+
+def _rounded(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """As they are multiplied, in float64."""
+    if dtype != torch.int8:
+        return rows.to(dtype).double()
+    whole, step = quantization.quantize(rows)
+    return whole.double() * step.double()
 
 
 @functools.cache

@@ -1,5 +1,5 @@
-"""Products with a weight that is packed once for many of them, in code compiled here (_products.cpp): in float32, or of
-numbers rounded to bfloat16 where the processor multiplies those."""
+"""Products with a weight that is packed once for many of them, in code compiled here (_products.cpp): in float32, or
+where the processor multiplies those, of numbers rounded to bfloat16 or to whole numbers of 8 bits (quantization.py)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnbench.core import native
+from attnbench.core.quantization import quantize
 
 _SOURCE = Path(__file__).with_name("_products.cpp")
-_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8"}
 """Types of a packed weight, as the compiled code calls them."""
 _TAKES: dict[str, list[Any]] = {
     "pack": [ctypes.c_void_p, *2 * [ctypes.c_int64], ctypes.c_void_p, ctypes.c_int],
     "product": [ctypes.c_void_p, ctypes.c_int64, *3 * [ctypes.c_void_p], *3 * [ctypes.c_int64], ctypes.c_int],
 }
-"""What its functions take: addresses, sizes, threads."""
+"""What its functions take: addresses, sizes, threads; products of whole numbers what _WHOLE says, too."""
+_WHOLE = [ctypes.c_void_p, ctypes.c_void_p]
+_DEEPEST = 1 << 16
 
 
 class PackedWeight(NamedTuple):
@@ -30,6 +33,10 @@ class PackedWeight(NamedTuple):
     dtype: torch.dtype
     outputs: int
     inputs: int
+    steps: Float[Tensor, "N 1"] | None = None
+    """What 1 is worth in each row of whole numbers."""
+    begin: Int[Tensor, "N"] | None = None
+    """What sums of whole numbers begin with."""
 
 
 def serves(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
@@ -44,15 +51,23 @@ def version() -> str:
 
 
 def pack(weight: Float[Tensor, "N K"], dtype: torch.dtype = torch.float32) -> PackedWeight:
-    """A copy for `multiply`, rounded to that type. K at least 1. Raises TypeError for other numbers than float32 on a
-    processor; only where `serves`."""
+    """A copy for `multiply`, rounded to that type. K at least 1, and for whole numbers, whose sums have 32 bits, at
+    most 65,536, else ValueError. Raises TypeError for other numbers than float32 on a processor; only where `serves`.
+    """
     _require(weight)
-    weight = weight.contiguous()
     outputs, inputs = weight.shape
+    steps = begin = None
+    if dtype == torch.int8:
+        if inputs > _DEEPEST:
+            raise ValueError(f"whole numbers of 8 bits are summed up to a depth of {_DEEPEST}, not of {inputs}")
+        weight, steps = quantize(weight)
+        raised = native.loaded(_SOURCE).attnbench_raised()
+        begin = (weight.nan_to_num(0.0).sum(-1, dtype=torch.float64) * -raised).to(torch.int32)
+    weight = weight.contiguous()
     width = native.loaded(_SOURCE).attnbench_panel()
     words = weight.new_empty(-(-outputs // width), -(-inputs * dtype.itemsize // 4), width)
     _function("pack", dtype)(weight.data_ptr(), outputs, inputs, words.data_ptr(), torch.get_num_threads())
-    return PackedWeight(words, dtype, outputs, inputs)
+    return PackedWeight(words, dtype, outputs, inputs, steps, begin)
 
 
 def multiply(
@@ -74,9 +89,10 @@ def multiply(
     states = states if states.stride(1) == 1 else states.contiguous()
     bias = None if bias is None else bias.contiguous()
     out = states.new_empty(rows, weight.outputs)
+    given = [each.data_ptr() for each in (weight.steps, weight.begin) if each is not None]
     _function("product", weight.dtype)(
         states.data_ptr(), states.stride(0), weight.words.data_ptr(), None if bias is None else bias.data_ptr(),
-        out.data_ptr(), rows, weight.outputs, inputs, torch.get_num_threads(),
+        out.data_ptr(), rows, weight.outputs, inputs, torch.get_num_threads(), *given,
     )  # fmt: skip
     return out
 
@@ -96,5 +112,6 @@ def knows(dtype: torch.dtype) -> bool:
 def _function(name: str, dtype: torch.dtype) -> Any:
     found: Any = getattr(native.loaded(_SOURCE), f"attnbench_{name}_{_NAMES[dtype]}")
     if found.argtypes is None:
-        found.argtypes, found.restype = _TAKES[name], None
+        more = _WHOLE if (name, dtype) == ("product", torch.int8) else []
+        found.argtypes, found.restype = [*_TAKES[name], *more], None
     return found

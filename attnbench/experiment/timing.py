@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
+from attnbench.core.packed import packed
 from attnbench.core.spec import Spec
 from attnbench.core.tree import map_batch
 from attnbench.search.base import Hypothesis, Searcher
@@ -55,8 +56,9 @@ def time_decoding(
 
     @torch.no_grad()
     def encode() -> None:
-        for batch in batches:
-            model.encode(source_of(batch))
+        with packed(model, searcher.spec.quantization):
+            for batch in batches:
+                model.encode(source_of(batch))
 
     task.decode(model, batches[-1:], searcher, to_limit=spec.full_length)
     seconds = [_clocked(decode, runtime) for _ in range(spec.decode_runs)]

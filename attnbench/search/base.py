@@ -9,6 +9,7 @@ from jaxtyping import Int
 from pydantic import Field
 from torch import Tensor
 
+from attnbench.core.packed import Quantization
 from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec
 from attnbench.models.base import Seq2SeqModel, Source
@@ -38,8 +39,12 @@ DEAD_END = Hypothesis([], float("-inf"), float("-inf"), False)
 class Searcher(Protocol):
     """Hypotheses of each source in the batch's order, best first, at least one.
 
-    What a source gets depends on it alone, not on the batch. The model should be in eval mode.
+    What a source gets depends on it alone, not on the batch. The model should be in eval mode, and its weights packed
+    as `spec.quantization` says: core.packed.
     """
+
+    @property
+    def spec(self) -> SearchSpec: ...
 
     def __call__(self, model: Seq2SeqModel, source: Source, special: SpecialIds) -> list[list[Hypothesis]]: ...
 
@@ -52,6 +57,9 @@ class SearchSpec(Spec):
     """An output has at most max_ratio * (length of its source) + max_extra tokens, EOS included."""
     max_extra: int = Field(default=10, ge=0)
     """See max_ratio."""
+    quantization: Quantization | None = None
+    """int8: linear layers multiply whole numbers of 8 bits (Wu et al. 2020), each row of weights and states rounded by
+    a step of its own. None: numbers of the precision."""
 
     def room(self, source: Source, most: int | None = None) -> Int[Tensor, "B"]:
         """The most tokens each output may have, EOS included: at least one, whatever the source.

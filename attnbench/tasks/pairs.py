@@ -132,7 +132,7 @@ class PairTask(ABC):
         device = next(model.parameters()).device
         special = self.special._replace(eos=NO_TOKEN) if to_limit else self.special
         decoded: dict[int, Hypothesis] = {}
-        with packed(model):
+        with packed(model, searcher.spec.quantization):
             for batch in batches:
                 found = searcher(model, source_of(batch, device), special)
                 decoded |= {line: best[0] for line, best in zip(batch.index.tolist(), found, strict=True)}
@@ -175,7 +175,7 @@ class PairTask(ABC):
                 )
         order = sorted(range(len(encoded)), key=lambda line: len(encoded[line]))
         found: dict[int, str] = {}
-        with packed(model):
+        with packed(model, searcher.spec.quantization):
             for start in range(0, len(order), SENTENCES):
                 chosen = order[start : start + SENTENCES]
                 rows = [torch.tensor(encoded[line]) for line in chosen]

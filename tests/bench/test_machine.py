@@ -36,7 +36,7 @@ def test_what_multiplies_in_searches_is_told_with_what_it_gives(found, chosen, g
     asked = []
     monkeypatch.setattr(machine.packed, "chosen", lambda dtype: asked.append(dtype) or found)
     choices = machine.set_up(Runtime(torch.device("cpu"), precision))
-    told = {choice.what: choice for choice in choices}[f"{name} products of searches"]
-    assert asked == [getattr(torch, name)]
-    assert told.chosen == chosen
-    assert told.gain == gain
+    told = {choice.what: choice for choice in choices}
+    assert asked == [getattr(torch, name), torch.int8]
+    assert told[f"{name} products of searches"][1:] == (chosen, gain)
+    assert told["int8 products of searches"].chosen == f"by {found[0]}"

@@ -124,11 +124,19 @@ def test_training_and_decoding_run(precision, monkeypatch):
     load = models.Load(3, 5, 2)
     assert load.group("tiny") == "tiny, beam 2, 3 x 5"
     assert models.Load(3, 5, 1).group("tiny") == "tiny, greedy, 3 x 5"
-    for name in ("softmax", "entmax15", *models.PATTERNS):
+    for name in ("softmax", "entmax15", "softmax, int8", *models.PATTERNS):
         case = models.decoding("tiny", name, load, runtime)
         assert (case.name, case.work) == (name, 12)
         case.run()
         assert case.check() < (1e-2 if precision == "bf16" else 1e-5)
+
+
+def test_what_is_searched_in_8_bits_is(monkeypatch):
+    monkeypatch.setattr(models, "WORDS", 60)
+    load, runtime = models.Load(3, 5, 2), Runtime(CPU)
+    plain, rounded = (models.decoding("tiny", name, load, runtime).run() for name in ("softmax", "softmax, int8"))
+    apart = [abs(plain[row].log_prob / rounded[row].log_prob - 1) for row in plain]
+    assert 1e-5 < max(apart) < 0.1
 
 
 def test_a_few_outputs_may_lie_a_little_further_from_their_definition():

@@ -12,6 +12,7 @@ from attnbench.core import measured, native
 from attnbench.core import packed as module
 from attnbench.core.files import cache_root
 from attnbench.core.packed import pack, packed
+from attnbench.core.quantization import multiply, quantize
 
 needs_packing = pytest.mark.skipif(
     not (module._own_packs(torch.float32) or module._library_packs(torch.float32)), reason="nothing packs weights here"
@@ -213,6 +214,67 @@ def test_where_compiled_code_is_off_layers_packed_before_are_as_they_were(monkey
     net = model()
     with torch.no_grad(), packed(net), native.off():
         assert net(torch.randn(5, 24)).shape == (5, 7)
+
+
+ROUNDING = [
+    pytest.param(
+        module._Own, marks=pytest.mark.skipif(not module._own_packs(torch.int8), reason="nothing multiplies 8 bits")
+    ),
+    module._Defined,
+]
+
+
+def as_defined(net: nn.Sequential, states: torch.Tensor) -> torch.Tensor:
+    hidden = net[1](multiply(states, quantize(net[0].weight), net[0].bias))
+    return multiply(hidden, quantize(net[2].weight))
+
+
+@pytest.mark.parametrize("way", ROUNDING)
+@pytest.mark.parametrize("shape", [(1, 24), (64, 24), (3, 5, 24), (24,), (0, 24)])
+@torch.no_grad()
+def test_8_bits_are_multiplied_as_they_are_defined(shape, way, monkeypatch):
+    monkeypatch.setattr(module, "_way", lambda dtype: {torch.int8: way}[dtype])
+    net, states = model(), torch.randn(*shape)
+    wanted = as_defined(net, states) if states.numel() else net(states)
+    with packed(net, "int8"):
+        found = net(states)
+        with torch.autocast("cpu", torch.bfloat16):
+            half = net(states)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+    if states.numel():
+        assert not torch.equal(found, net(states))
+        assert torch.equal(half, found)
+    assert not is_packed(net)
+
+
+@torch.no_grad()
+def test_8_bits_without_compiled_code():
+    net, states = model(), torch.randn(5, 24)
+    with native.off(), packed(net, "int8"):
+        assert module.chosen(torch.int8) == ("torch operations", None)
+        assert torch.equal(net(states), as_defined(net, states))
+
+
+@pytest.mark.skipif(not module._own_packs(torch.int8), reason="nothing multiplies 8 bits")
+@torch.no_grad()
+def test_8_bits_in_compiled_code():
+    assert module.chosen(torch.int8) == ("code compiled here", None)
+    net = model()
+    with packed(net, "int8"):
+        assert [type(each.forward.product) for each in (net[0], net[2])] == 2 * [module._Own]
+        with native.off():  # packed before: as the layers are
+            assert torch.equal(net(torch.ones(24)), model()(torch.ones(24)))
+
+
+def test_8_bits_are_for_what_needs_no_gradients_and_for_layers_of_float32():
+    net, states = model(), torch.randn(5, 24)
+    wanted = net(states)
+    double = nn.Linear(4, 4, dtype=torch.float64)
+    with packed(net, "int8"), packed(double, "int8"):
+        assert torch.equal(net(states), wanted)
+        assert not is_packed(double)
+        with torch.no_grad(), pytest.raises(RuntimeError):
+            net(states.double())
 
 
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])

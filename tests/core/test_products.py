@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnbench.core import native, products
+from attnbench.core.quantization import quantize
 
 pytestmark = pytest.mark.skipif(not products.serves(), reason="no C++ compiler, or it is switched off")
 TYPES = [
@@ -18,6 +19,12 @@ TYPES = [
             not products.serves(dtype=torch.bfloat16), reason="no instructions for bfloat16, or none that are used"
         ),
     ),
+    pytest.param(
+        torch.int8, id="int8",
+        marks=pytest.mark.skipif(
+            not products.serves(dtype=torch.int8), reason="no instructions for whole numbers, or none that are used"
+        ),
+    ),
 ]  # fmt: skip
 each_type = pytest.mark.parametrize("dtype", TYPES)
 
@@ -26,14 +33,23 @@ def drawn(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
+def rounded(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """As they are multiplied, in float64."""
+    if dtype != torch.int8:
+        return rows.to(dtype).double()
+    whole, step = quantize(rows)
+    return whole.double() * step.double()
+
+
 def assert_product(
     dtype: torch.dtype, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> None:
-    """Of rounded operands, to the error that sums of float32 can have (Higham 2002, section 3.1)."""
+    """Of rounded operands, to the error that sums of float32 can have (Higham 2002, section 3.1); sums of whole numbers
+    have none, but two steps do."""
     offset = torch.zeros(len(weight)) if bias is None else bias
-    left, right = (each.to(dtype).double() for each in (states, weight))
+    left, right = (rounded(each, dtype) for each in (states, weight))
     wanted = left @ right.T + offset.double()
-    most = (states.shape[1] + 1) * 2**-24 * (left.abs() @ right.T.abs() + offset.abs())
+    most = (states.shape[1] + 3) * 2**-24 * (left.abs() @ right.T.abs() + offset.abs())
     found = products.multiply(states, products.pack(weight, dtype), bias)
     assert found.dtype is torch.float32
     assert ((found.double() - wanted).abs() <= most).all()
@@ -104,8 +120,12 @@ def test_nan_and_infinity_stay_in_their_rows(dtype):
     states, weight = drawn(9, 21), drawn(40, 21)
     states[4, 20], states[7, 2] = torch.nan, torch.inf
     found = products.multiply(states, products.pack(weight, dtype))
-    wanted = states.to(dtype).float() @ weight.to(dtype).float().T
+    wanted = (rounded(states, dtype) @ rounded(weight, dtype).T).float()
     torch.testing.assert_close(found, wanted, equal_nan=True)
+    weight[3, 20] = torch.nan
+    found = products.multiply(drawn(9, 21), products.pack(weight, dtype))
+    assert found[:, 3].isnan().all()
+    assert not found[:, [2, 4]].isnan().any()
 
 
 @each_type
@@ -113,6 +133,24 @@ def test_what_lies_behind_a_row_is_not_read(dtype):
     states, weight = torch.full((9, 64), torch.nan), drawn(40, 21)
     states[:, :21] = drawn(9, 21)
     assert_product(dtype, states[:, :21], weight)
+
+
+@pytest.mark.skipif(not products.serves(dtype=torch.int8), reason="no instructions for whole numbers")
+def test_the_largest_whole_numbers_are_summed_up_exactly_to_the_greatest_depth():
+    depth = 65_536
+    states, weight = torch.ones(2, depth), torch.ones(3, depth)
+    weight[1:], states[1, ::2] = -1, -1
+    found = products.multiply(states, products.pack(weight, torch.int8))
+    torch.testing.assert_close(found, torch.tensor([[1.0, -1, -1], [0, 0, 0]]) * depth)
+    with pytest.raises(ValueError, match="depth of 65536, not of 65537"):
+        products.pack(torch.ones(2, depth + 1), torch.int8)
+
+
+@pytest.mark.skipif(not products.serves(dtype=torch.int8), reason="no instructions for whole numbers")
+def test_rows_of_nothing_that_counts_are_zeros():
+    states = torch.tensor([[1e-31, -1e-40], [0, 0], [1e-29, 0]])
+    found = products.multiply(states, products.pack(torch.ones(1, 2), torch.int8))
+    assert found[:, 0].tolist() == [0, 0, pytest.approx(1e-29)]
 
 
 def test_what_does_not_fit_is_refused():

@@ -22,8 +22,8 @@ RUNTIME = Runtime(torch.device("cpu"))
 class Counted:
     """A search that counts its batches and notes their sizes."""
 
-    def __init__(self, searcher: Any) -> None:
-        self.searcher = searcher
+    def __init__(self, searcher: Any, spec: Any) -> None:
+        self.searcher, self.spec = searcher, spec
         self.sizes: list[tuple[int, int]] = []
 
     def __call__(self, model: Any, source: Any, limits: Any) -> Any:
@@ -49,7 +49,7 @@ def test_a_split_is_decoded_so_many_times(parts: Any, monkeypatch: pytest.Monkey
         return ticks[-1]
 
     monkeypatch.setattr(timing.time, "perf_counter", clock)
-    counted = Counted(search.build())
+    counted = Counted(search.build(), search)
     spec = TimingSpec(decode_runs=runs, sentences=sentences)
     metrics = time_decoding(task, model, data, spec, counted, RUNTIME, 4096)
     batches = counted.sizes[1:][: 1 if sentences is None else 2]
@@ -85,7 +85,7 @@ def test_outputs_of_full_length_hang_on_no_training(parts: Any, bench: Any, kind
 
 def test_steps_are_those_that_the_decoder_takes(parts: Any):
     """A beam goes on past what is its best output in the end."""
-    task, model, data, _ = parts
+    task, model, data, spec = parts
 
     def search(model: Any, source: Any, limits: Any) -> Any:
         memory, first = model.encode(source), torch.full((len(source.data),), limits.bos)
@@ -94,7 +94,8 @@ def test_steps_are_those_that_the_decoder_takes(parts: Any):
             _, state = model.step(memory, state, first)
         return [[Hypothesis([], 0.0, 0.0, True)] for _ in first]
 
-    metrics = time_decoding(task, model, data, TimingSpec(decode_runs=3, sentences=2), search, RUNTIME, 4096)
+    counted = Counted(search, spec)
+    metrics = time_decoding(task, model, data, TimingSpec(decode_runs=3, sentences=2), counted, RUNTIME, 4096)
     assert metrics.values["steps"] == 5 * 3  # 6 sentences
 
 

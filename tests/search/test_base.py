@@ -25,6 +25,14 @@ def test_fields_that_make_no_sense_are_refused(kind):
             searches.parse({"kind": kind, field: value})
 
 
+def test_other_kinds_of_numbers_are_refused():
+    assert searches.parse({"kind": "greedy", "quantization": "int8"}).canonical() == {
+        "kind": "greedy", "quantization": "int8",
+    }  # fmt: skip
+    with pytest.raises(ValidationError, match="int8"):
+        searches.parse({"kind": "greedy", "quantization": "int4"})
+
+
 def test_beam_fields():
     with pytest.raises(ValidationError, match=r"n_best \(3\) is larger than the beam \(size 2\)"):
         searches.parse({"kind": "beam", "size": 2, "n_best": 3})
@@ -41,6 +49,7 @@ def test_specs_survive_yaml_and_have_stable_names():
         "kind": "beam",
         "max_ratio": 1.2,
         "max_extra": 10,
+        "quantization": None,
         "size": 4,
         "penalty": {"kind": "wu", "alpha": 1.0},
         "coverage": None,

@@ -48,6 +48,8 @@ def model() -> Seq2SeqModel:
 class Copier:
     """A search that gives every source back; wrong: how many sources of a batch it spoils."""
 
+    spec = BeamSpec()
+
     def __init__(self, wrong: int = 0) -> None:
         self.wrong = wrong
         self.sources = 0

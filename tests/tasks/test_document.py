@@ -48,6 +48,8 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> tuple[DocumentSpec, Data
 class Oracle:
     """Knows each block's reference, and tells it as `alter` makes it."""
 
+    spec = GreedySpec()
+
     def __init__(self, data: Data, split: str, alter=lambda text: text) -> None:
         pairs = data.split(split)
         self.known = dict(zip(pairs.source, pairs.target, strict=True))

@@ -17,6 +17,7 @@ from attnbench.data.corpus import Data
 from attnbench.models.base import Seq2SeqModel, Source
 from attnbench.models.transformer import TransformerSpec
 from attnbench.search.base import Hypothesis, SpecialIds
+from attnbench.search.greedy import GreedySpec
 from attnbench.tasks import pairs as pair_tasks
 from attnbench.tasks.translation import Translation, TranslationSpec
 
@@ -53,6 +54,8 @@ def some_batch(data: Data) -> Batch:
 
 class Oracle:
     """A search that knows each source's reference, and says which batches it was asked for."""
+
+    spec = GreedySpec()
 
     def __init__(self, data: Data, split: str) -> None:
         pairs = data.split(split)

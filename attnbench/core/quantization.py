@@ -1,0 +1,45 @@
+"""Products of matrices rounded to whole numbers of 8 bits: what they are, in torch operations.
+
+Each row is divided by a step of its own, and rounded: `x ~ step * whole`, with `step = max |x| / 127` and whole numbers
+from -127 to 127, 0 being 0 (symmetric, as in Wu et al. 2020, section 3.1). Rows of states are rounded as they come, so
+that what a sentence gets does not hang on the batch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import linear
+
+LARGEST = 127
+_LEAST = 1e-30
+"""Rows of no number larger than this count as zeros: the inverse of their step may be no number."""
+
+
+class Quantized(NamedTuple):
+    """Rows that are rounded. whole: whole numbers, in a floating type. step: what 1 of them is worth."""
+
+    whole: Float[Tensor, "*B K"]
+    step: Float[Tensor, "*B 1"]
+
+
+def quantize(rows: Float[Tensor, "*B K"]) -> Quantized:
+    """Each row by a step of its own, halves to even. A row with a number that is none, or infinite, has a step that is
+    none, and so has all that comes of it. K at least 1."""
+    largest = rows.abs().amax(-1, keepdim=True)
+    inverse = torch.where(largest < _LEAST, 0.0, LARGEST / largest)
+    return Quantized((rows * inverse).round(), torch.where(largest.isfinite(), largest / LARGEST, torch.nan))
+
+
+def multiply(
+    states: Float[Tensor, "*B K"], weight: Quantized, bias: Float[Tensor, "N"] | None = None
+) -> Float[Tensor, "*B N"]:
+    """`states @ weight^T + bias` in float32, the states quantised too. Whole numbers are summed up in float32 here:
+    exactly up to K = 1,040, where 127 * 127 * K reaches 2^24."""
+    with torch.autocast(states.device.type, enabled=False):
+        whole, step = quantize(states.float())
+        found = linear(whole, weight.whole) * step * weight.step[:, 0]
+    return found if bias is None else found + bias
