@@ -104,10 +104,20 @@ template <class F> struct Marks {
     }
 };
 
-// a block of `rows` rows, W keys of one of which `from` reads
-template <class F, int P, class From> void gather(V<F>* x, From from, int rows, int64_t keys, V<F> none) {
+// The numbers behind a block, as many as W keys of its rows are, are fetched meanwhile: across rows the processor does not
+// see what comes next.
+template <class F, int P, bool WRITTEN = false> inline void fetch(const typename F::T* behind, int64_t first) {
+    constexpr int LINE = 64 / sizeof(typename F::T), R = F::W / P;
+    if (R * F::W < LINE && first % LINE) return;
+    for (int i = 0; i < R * F::W; i += LINE) __builtin_prefetch(behind + first * R + i, WRITTEN, 3);
+}
+
+// a block of `rows` rows, W keys of one of which `from` reads; behind it lies the next one
+template <class F, int P, class From>
+void gather(V<F>* x, From from, int rows, int64_t keys, V<F> none, const typename F::T* behind = nullptr) {
     constexpr int R = F::W / P;
     for (int64_t first = 0; first < keys; first += F::W) {
+        if (behind) fetch<F, P>(behind, first);
         V<F> tile[R];
         for (int r = 0; r < R; ++r) tile[r] = r < rows ? from(r, first) : none;
         turn<F, P>(tile);
@@ -117,6 +127,7 @@ template <class F, int P, class From> void gather(V<F>* x, From from, int rows, 
 template <class F, int P> void scatter(const V<F>* x, typename F::T* out, int64_t row, int rows, int64_t keys) {
     constexpr int R = F::W / P;
     for (int64_t first = 0; first < keys; first += F::W) {
+        fetch<F, P, true>(out + (row + rows) * keys, first);
         V<F> tile[R];
         for (int j = 0; j < R; ++j) tile[j] = first + j * P < keys ? x[first / P + j] : V<F>{};
         turn<F, P>(tile);

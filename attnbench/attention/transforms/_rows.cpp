@@ -20,7 +20,7 @@ template <class F> struct Job {
         Offsets<F, P> valid(scores.valid, shape, row, rows), kept(keep, shape, row, rows);
         auto score = [from = scores, row, valid](int r, int64_t first) { return from(row + r, valid.of[r], first); };
         auto mark = [&](int r, int64_t first) { return Marks<F>{keep, shape.keys}(kept.of[r], first); };
-        gather<F, P>(x, score, rows, shape.keys, all<F>(-INF<F>));
+        gather<F, P>(x, score, rows, shape.keys, all<F>(-INF<F>), scores.data + (row + rows) * shape.keys);
         switch (kind) {
             case SOFTMAX: softmax(b, b.top()); break;
             case TOPK:
