@@ -1,7 +1,7 @@
-// Products of matrices, out = left . right + bias, in float32 or, where the processor multiplies them, of bfloat16 summed
-// up in float32, or of whole numbers of 8 bits summed up exactly. The right side, a transposed weight, was packed before in
-// panels of COLUMNS columns, in each of them the words of a row side by side (Goto and van de Geijn 2008). A word is one
-// number of float32, or two of bfloat16 or four of 8 bits that follow each other down the depth.
+// Products of matrices, out = left . right + bias, in float32 or, where the processor multiplies them, of bfloat16
+// summed up in float32, or of whole numbers of 8 bits summed up exactly. The right side, a transposed weight, was
+// packed before in panels of COLUMNS columns, in each of them the words of a row side by side (Goto and van de Geijn
+// 2008). A word is one number of float32, or two of bfloat16 or four of 8 bits that follow each other down the depth.
 //
 // Each number of `out` is a sum in the order of the depth, cut every DEPTH words, whatever rows and threads there are.
 
@@ -98,14 +98,12 @@ struct Singles : Floats {
     }
 };
 
-#ifdef __AVX512F__
+#ifdef __AVX512BF16__
 // Up to a vector of numbers, then zeros.
 inline __m512 part(const float* from, int64_t count) {
     return _mm512_maskz_loadu_ps((__mmask16)(count >= WIDTH ? 0xffff : count > 0 ? (1 << count) - 1 : 0), from);
 }
-#endif
 
-#ifdef __AVX512BF16__
 // Words of two numbers of bfloat16, the first one lower. What is too small for a normal number counts as 0.
 struct Pairs : Floats {
     static constexpr int HELD = 2;
@@ -147,7 +145,8 @@ struct Quads {
     }
     static Whole rounded(Vector x) { return (Whole)_mm512_cvtps_epi32((__m512)x); }
 #else
-    // Two products are summed up in 16 bits, where those of numbers up to 127 have room. A sign goes to the other factor.
+    // Two products are summed up in 16 bits, where those of numbers up to 127 have room. A sign goes to the other
+    // factor.
     static constexpr int TILE = 4, RAISED = 0;
     static void add(Vector& sum, Vector left, Vector right) {
         __m256i size = _mm256_abs_epi8((__m256i)right), other = _mm256_sign_epi8((__m256i)left, (__m256i)right);
@@ -234,7 +233,8 @@ struct Right {
 
 // R rows by P panels. A function of its own: within another one the compiler keeps sums in memory.
 template <class Kind, int R, int P>
-__attribute__((noinline)) void tile(int64_t depth, const Left& from, const Right& right, const Ahead& ahead, const Out& out) {
+__attribute__((noinline)) void tile(
+    int64_t depth, const Left& from, const Right& right, const Ahead& ahead, const Out& out) {
     const float *__restrict left = from.at, *__restrict panels = right.at;
     const int64_t apart = from.row, far = right.far;
     constexpr int N = 2 * P;
@@ -245,7 +245,8 @@ __attribute__((noinline)) void tile(int64_t depth, const Left& from, const Right
         __builtin_prefetch(out.at + r * out.row + COLUMNS - 1, 1);
     }
     for (int64_t k = 0; k < depth; ++k) {
-        if constexpr (P == 1) __builtin_prefetch(ahead.at + k * ahead.step, 0, 3);  // else the whole weight is one stream
+        // else the whole weight is one stream
+        if constexpr (P == 1) __builtin_prefetch(ahead.at + k * ahead.step, 0, 3);
         Vector row[N];
 #pragma GCC unroll 16
         for (int n = 0; n < N; ++n) row[n] = *(const Loose*)(panels + n / 2 * far + k * COLUMNS + n % 2 * WIDTH);
@@ -349,7 +350,8 @@ void product(
             for (int64_t i = top; i < bottom; i += BLOCK) {
                 int64_t high = std::min<int64_t>(BLOCK, bottom - i);
                 Kind::measure({left + i * row, row, nullptr}, high, depth, steps);
-                Left block = Kind::block({left + i * row + begin, row, nullptr}, high, numbers, words <= DEPTH, steps, copied);
+                Left from = {left + i * row + begin, row, nullptr};
+                Left block = Kind::block(from, high, numbers, words <= DEPTH, steps, copied);
                 multiply<Kind>(block, high, deep, part, first, last, {out + i * columns, columns, 0, &end});
             }
         }

@@ -21,7 +21,7 @@ from torch.nn.functional import linear
 from attnbench.core import measured, native, products, quantization
 
 Quantization = Literal["int8"]
-"""What products are computed in instead of numbers: core/quantization.py."""
+"""Whole numbers that operands of products are rounded to: core/quantization.py."""
 
 _ROWS = 64
 """Rows that the layout is chosen for; others are as right, and hardly slower."""
@@ -42,12 +42,12 @@ _WEIGHTS = 24
 def packed(model: nn.Module, quantized: Quantization | None = None) -> Iterator[None]:
     """In the block, what the model's linear layers compute without gradients comes from copies of their weights.
 
-    quantized: products of whole numbers of 8 bits, as quantization.py defines them, on every device and whatever
-    autocast says; only layers of float32. Else products of the type of autocast at the beginning, on a processor; other
-    calls, and those on other devices, go through the layers as they are.
+    quantized: layers of float32 multiply whole numbers of 8 bits, as quantization.py defines it, on every device; what
+    they give is float32, under autocast too. Else products of the type of autocast at the beginning, on a processor;
+    other calls, and those on other devices, go through the layers as they are.
 
-    The weights must not change meanwhile. Blocks within blocks add nothing. A model is not copied, pickled or moved in
-    such a block.
+    The weights must not change meanwhile. Blocks within blocks add nothing; where the one is quantized and the other is
+    not, ValueError. A model is not copied, pickled or moved in such a block.
     """
     layers = pack(model, quantized)
     try:
@@ -60,6 +60,10 @@ def packed(model: nn.Module, quantized: Quantization | None = None) -> Iterator[
 def pack(model: nn.Module, quantized: Quantization | None = None) -> list[nn.Linear]:
     """The same for as long as the model lives; returns the layers that it changed."""
     dtype = torch.int8 if quantized == "int8" else _wanted_type("cpu")
+    for each in model.modules():
+        held = vars(each).get("forward")
+        if isinstance(held, _Packed) and (held.dtype == torch.int8) != (dtype == torch.int8):
+            raise ValueError(f"the model's weights are packed as {held.dtype} already, and {dtype} is asked for")
     layers = [each for each in model.modules() if isinstance(each, nn.Linear) and _serves(each, quantized)]
     changed = []
     for layer in layers:
@@ -87,18 +91,22 @@ class _Packed:
 
     def __call__(self, input: Tensor) -> Tensor:
         layer = self.layer
-        if torch.is_grad_enabled() or not self._takes(input):
+        if torch.is_grad_enabled() or not self._fits(input):
             return linear(input, layer.weight, layer.bias)
-        return self.product(input)
+        if self.product.takes(input):
+            return self.product(input)
+        if self.dtype == torch.int8:
+            return quantization.multiply(input, quantization.quantize(layer.weight), layer.bias)
+        return linear(input, layer.weight, layer.bias)
 
-    def _takes(self, input: Tensor) -> bool:
-        """What does not fit is left to torch, which says so."""
+    def _fits(self, input: Tensor) -> bool:
+        """What does not is left to torch, which says so."""
         if not input.numel() or input.device != self.layer.weight.device:
             return False
         wanted = _wanted_type(input.device.type)
         if self.dtype not in (torch.int8, wanted) or input.dtype not in (torch.float32, wanted):
             return False
-        return input.shape[-1:] == (self.layer.in_features,) and self.product.takes(input)
+        return input.shape[-1:] == (self.layer.in_features,)
 
 
 class _Way(Protocol):
@@ -110,7 +118,7 @@ class _Way(Protocol):
     def takes(self, states: Tensor) -> bool: ...
 
     def __call__(self, states: Tensor) -> Tensor:
-        """states: of float32, or of the type that is multiplied."""
+        """states: of float32, or of autocast's type."""
         ...
 
 
@@ -208,8 +216,9 @@ def _library_packs(dtype: torch.dtype) -> bool:
 
 
 def _is_exact(way: type[_Way], dtype: torch.dtype) -> bool:
+    depth = 600 if dtype != torch.int8 else 2100
     for rows in (1, 2, 200):  # of few rows and many, of columns and depths that are cut, in all threads
-        states, weight = _drawn(rows, 150, 600)
+        states, weight = _drawn(rows, 150, depth)
         bias, rounded = weight[:, 0], [_rounded(each, dtype) for each in (states, weight)]
         exact = rounded[0] @ rounded[1].T + bias.double()
         if not (way(weight, bias, dtype)(states).double() - exact).norm() <= _ERRORS[dtype] * exact.norm():

@@ -24,6 +24,7 @@ _TAKES: dict[str, list[Any]] = {
 """What its functions take: addresses, sizes, threads; products of whole numbers what _WHOLE says, too."""
 _WHOLE = [ctypes.c_void_p, ctypes.c_void_p]
 _DEEPEST = 1 << 16
+"""Products of at most 255 * 127 are summed up in 32 bits."""
 
 
 class PackedWeight(NamedTuple):

@@ -27,18 +27,20 @@ class Quantized(NamedTuple):
 
 
 def quantize(rows: Float[Tensor, "*B K"]) -> Quantized:
-    """Each row by a step of its own, halves to even. A row with a number that is none, or infinite, has a step that is
-    none, and so has all that comes of it. K at least 1."""
+    """Each row by a step of its own, halves to even. A row with NaN or an infinite number has the step NaN, and so all
+    that comes of it is NaN. Raises IndexError where K is 0."""
     largest = rows.abs().amax(-1, keepdim=True)
-    inverse = torch.where(largest < _LEAST, 0.0, LARGEST / largest)
-    return Quantized((rows * inverse).round(), torch.where(largest.isfinite(), largest / LARGEST, torch.nan))
+    most = torch.full_like(largest, LARGEST)  # with a number torch may multiply by its inverse, which rounds otherwise
+    inverse = torch.where(largest < _LEAST, 0.0, most / largest)
+    return Quantized((rows * inverse).round(), torch.where(largest.isfinite(), largest / most, torch.nan))
 
 
 def multiply(
     states: Float[Tensor, "*B K"], weight: Quantized, bias: Float[Tensor, "N"] | None = None
 ) -> Float[Tensor, "*B N"]:
-    """`states @ weight^T + bias` in float32, the states quantised too. Whole numbers are summed up in float32 here:
-    exactly up to K = 1,040, where 127 * 127 * K reaches 2^24."""
+    """`states @ weight^T + bias` in float32, the states quantised too; not differentiable. Whole numbers are summed up
+    in float32 here: exactly up to K = 1,040, where 127 * 127 * K reaches 2^24. Raises RuntimeError where the shapes do
+    not fit."""
     with torch.autocast(states.device.type, enabled=False):
         whole, step = quantize(states.float())
         found = linear(whole, weight.whole) * step * weight.step[:, 0]

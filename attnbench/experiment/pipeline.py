@@ -165,7 +165,8 @@ def _weights_name(steps: list[int]) -> str:
 
 
 def evaluate(task: Any, model: torch.nn.Module, data: Any, spec: CellSpec, run: Run) -> dict[str, Metrics]:
-    """Scores of both held-out splits, and under `attention` what it did on the validation split. Always float32."""
+    """Scores of both held-out splits, and under `attention` what it did on the validation split. Always float32, but
+    for searches that are quantized."""
     searcher = spec.search.build()
     parts: dict[str, Metrics] = {}
     for split in ("valid", "test"):

@@ -22,5 +22,6 @@ def facts(runtime: Runtime) -> dict[str, Any]:
         "precision": runtime.precision,
         "products": "oneDNN" if onednn_in_use() else "default",
         "searches": packed.chosen(runtime.product_type)[0] if device.type == "cpu" else None,
+        "searches_int8": packed.chosen(torch.int8)[0] if device.type == "cpu" else None,
         "compiled": native.engine(),
     }

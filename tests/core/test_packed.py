@@ -262,8 +262,38 @@ def test_8_bits_in_compiled_code():
     net = model()
     with packed(net, "int8"):
         assert [type(each.forward.product) for each in (net[0], net[2])] == 2 * [module._Own]
-        with native.off():  # packed before: as the layers are
-            assert torch.equal(net(torch.ones(24)), model()(torch.ones(24)))
+        with native.off():  # packed before
+            assert torch.equal(net(torch.ones(24)), as_defined(net, torch.ones(24)))
+
+
+@torch.no_grad()
+def test_8_bits_where_compiled_code_cannot_read():
+    net, states = model(), torch.randn(5, 24)
+    with packed(net, "int8"):
+        torch.testing.assert_close(net(torch._neg_view(-states)), as_defined(net, states))
+        torch.testing.assert_close(torch.func.vmap(net)(states), as_defined(net, states))
+
+
+@torch.no_grad()
+def test_8_bits_on_other_devices():
+    net = model().to("meta")
+    with packed(net):
+        assert not is_packed(net)
+    with packed(net, "int8"):
+        assert [type(each.forward.product) for each in (net[0], net[2])] == 2 * [module._Defined]
+
+
+@needs_packing
+def test_weights_are_not_packed_one_way_within_the_other():
+    net = model()
+    with packed(net), pytest.raises(ValueError, match=r"packed as torch\.float32 already, and torch\.int8"):
+        pack(net, "int8")
+    with packed(net, "int8"):
+        with packed(net, "int8"):
+            pass
+        with pytest.raises(ValueError, match=r"torch\.int8 already"):
+            pack(net)
+    assert not is_packed(net)
 
 
 def test_8_bits_are_for_what_needs_no_gradients_and_for_layers_of_float32():

@@ -28,6 +28,11 @@ def test_whole_numbers_as_torch_quantises_channels(rows, inputs, seed, size):
     assert ((whole * step - given_rows).abs() <= step * 0.5001).all()
 
 
+def test_a_step_is_divided_by_and_not_multiplied_by_its_inverse():
+    """127 times the rounded inverse of the largest number would move the second one past a half."""
+    assert quantize(torch.tensor([[2.460373640060425, 1.2495598793029785]])).whole.tolist() == [[127, 64]]
+
+
 def test_halves_go_to_the_even_neighbour_and_the_ends_are_reached():
     assert quantize(torch.tensor([[127.0, -127.0, 0.5, 1.5, -2.5, 0.0]])).whole.tolist() == [[127, -127, 0, 2, -2, 0]]
 

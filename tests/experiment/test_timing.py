@@ -83,6 +83,21 @@ def test_outputs_of_full_length_hang_on_no_training(parts: Any, bench: Any, kind
     assert metrics.values["steps"] == sum(len(best.tokens) for best in decoded.values())
 
 
+def test_the_encoder_is_timed_as_the_search_uses_it(parts: Any):
+    task, model, data, spec = parts
+    encode, seen = model.encode, []
+
+    def watched(source: Any) -> Any:
+        seen.append(model.output.forward.dtype)
+        return encode(source)
+
+    model.encode = watched
+    counted = Counted(spec.replace(quantization="int8").build(), spec.replace(quantization="int8"))
+    time_decoding(task, model, data, TimingSpec(decode_runs=2), counted, RUNTIME, 4096)
+    assert set(seen) == {torch.int8}
+    assert len(seen) == 5  # once for a start, twice decoded, twice encoded
+
+
 def test_steps_are_those_that_the_decoder_takes(parts: Any):
     """A beam goes on past what is its best output in the end."""
     task, model, data, spec = parts

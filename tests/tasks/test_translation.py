@@ -235,6 +235,24 @@ def test_translate_keeps_the_order_of_lines(data, task, monkeypatch):
     assert oracle.seen == [4, 4, 2]
 
 
+@pytest.mark.parametrize("quantization", ["int8", None])
+def test_searches_multiply_what_their_spec_says(data, task, quantization):
+    model, seen = build(task.spec).float(), []
+
+    class Watched(Oracle):
+        spec = GreedySpec(quantization=quantization)
+
+        def __call__(self, model: Seq2SeqModel, source: Source, special: SpecialIds) -> list[list[Hypothesis]]:
+            forward = vars(model.output).get("forward")
+            seen.append(forward is not None and forward.dtype == torch.int8)
+            return super().__call__(model, source, special)
+
+    task.evaluate(model, data, "valid", Watched(data, "valid"), 4096)
+    task.translate(model, data, list(data.split("test").source)[:3], Watched(data, "test"))
+    assert seen == 2 * [quantization == "int8"]
+    assert "forward" not in vars(model.output)
+
+
 def widest(data, split):
     pairs = data.split(split)
     return max(max(len(s.split()), len(t.split())) + 1 for s, t in zip(pairs.source, pairs.target, strict=True))

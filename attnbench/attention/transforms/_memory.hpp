@@ -104,15 +104,15 @@ template <class F> struct Marks {
     }
 };
 
-// The numbers behind a block, as many as W keys of its rows are, are fetched meanwhile: across rows the processor does not
-// see what comes next.
+// The numbers behind a block, as many as W keys of its rows are, are fetched meanwhile: where rows are read side by
+// side the processor does not see what comes next, and lines to be written it fetches late in any case.
 template <class F, int P, bool WRITTEN = false> inline void fetch(const typename F::T* behind, int64_t first) {
     constexpr int LINE = 64 / sizeof(typename F::T), R = F::W / P;
-    if (R * F::W < LINE && first % LINE) return;
+    if (R * F::W < LINE && first * R % LINE) return;
     for (int i = 0; i < R * F::W; i += LINE) __builtin_prefetch(behind + first * R + i, WRITTEN, 3);
 }
 
-// a block of `rows` rows, W keys of one of which `from` reads; behind it lies the next one
+// a block of `rows` rows, W keys of one of which `from` reads; behind: the next block, null where it is not fetched
 template <class F, int P, class From>
 void gather(V<F>* x, From from, int rows, int64_t keys, V<F> none, const typename F::T* behind = nullptr) {
     constexpr int R = F::W / P;
