@@ -212,15 +212,16 @@ def decoding(size: str, transform: str, load: Load, runtime: Runtime) -> Case:
 
     def check() -> float:
         """How far the scores of the best outputs lie from those of the definition in plain torch operations, as a part
-        of them: see `_together`. One output in fifty may be another one, parted at a close call; in half precision,
-        where many are, the definition scores the outputs that were found, in float32, and the mean of all counts."""
+        of them: see `_together`. One output in fifty may be another one, parted at a close call; in half precision and
+        in 8 bits, where many are, the definition scores the outputs that were found, in float32 or in 8 bits, and the
+        mean of all counts."""
         special = SpecialIds(bos=BOS, eos=NO_TOKEN, pad=PAD)
         plain = _named(size, transform.removesuffix(QUANTIZED), runtime.device, defined=True).eval()
         if quantized:
             with native.off():  # as it is defined
                 pack(plain, quantized)
         found = run()
-        if runtime.precision != "fp32":
+        if runtime.precision != "fp32" or quantized:
             return _off_scores(plain, batch, [found[row] for row in range(load.rows)])
         with native.off(), torch.no_grad():
             wanted = [best for best, *_ in search(plain, source_of(batch), special)]
@@ -230,7 +231,7 @@ def decoding(size: str, transform: str, load: Load, runtime: Runtime) -> Case:
         parted = len(pairs) - len(alike)
         return _together(alike) if parted <= len(pairs) // 50 else max(apart)
 
-    return Case(load.group(size), transform, run, load.rows * STEPS, check)
+    return Case(load.group(size), transform, run, load.rows * STEPS, check, coarse=quantized is not None)
 
 
 def _off_scores(plain: Seq2SeqModel, batch: Batch, found: list[Hypothesis]) -> float:

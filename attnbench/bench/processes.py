@@ -40,12 +40,12 @@ class Apart:
         self._process.start()
         other.close()
         try:
-            group, name, work, flops, checked = self._answer()
+            group, name, work, flops, checked, coarse = self._answer()
         except AttnbenchError:
             self.close()
             raise
         check = (lambda: self._ask("check")) if checked else None
-        self.case = Case(group, name, lambda: self._ask("run"), work, check, flops)
+        self.case = Case(group, name, lambda: self._ask("run"), work, check, flops, coarse)
 
     def peak(self) -> float:
         """Most memory that it has held so far, in MiB: all of the process, torch with it."""
@@ -104,7 +104,7 @@ def _serve(pipe: Connection, recipe: Recipe, threads: int) -> None:
             use_onednn_float32()
             keep_freed_memory()
         case = recipe.make(*recipe.given)
-        pipe.send((None, (case.group, case.name, case.work, case.flops, case.check is not None)))
+        pipe.send((None, (case.group, case.name, case.work, case.flops, case.check is not None, case.coarse)))
         while True:
             what = pipe.recv()
             if what == "peak":

@@ -174,9 +174,9 @@ def test_a_training_that_is_wrong_is_found(monkeypatch):
     assert training.check() > 0.1
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("precision", "name"), [("fp32", "softmax"), ("bf16", "softmax"), ("fp32", "softmax, int8")])
 @pytest.mark.parametrize("beam", [1, 2])
-def test_a_search_that_is_wrong_is_found(precision, beam, monkeypatch):
+def test_a_search_that_is_wrong_is_found(precision, name, beam, monkeypatch):
     monkeypatch.setattr(models, "WORDS", 60)
     monkeypatch.setattr(models, "STEPS", 4)
     real = models._named
@@ -189,7 +189,7 @@ def test_a_search_that_is_wrong_is_found(precision, beam, monkeypatch):
         return model
 
     monkeypatch.setattr(models, "_named", wrong)
-    assert models.decoding("tiny", "softmax", models.Load(3, 5, beam), Runtime(CPU, precision)).check() > 2e-2
+    assert models.decoding("tiny", name, models.Load(3, 5, beam), Runtime(CPU, precision)).check() > 2e-2
 
 
 def test_exponents():

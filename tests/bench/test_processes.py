@@ -19,7 +19,7 @@ MIB = 2**20
 def holding(mib: int) -> Case:
     """A case that holds so much memory, once it has run."""
     kept = []
-    return Case("held", f"{mib} MiB", lambda: kept.append(bytearray(os.urandom(MIB)) * mib), 3.0, lambda: 0.25, 7.0)
+    return Case("held", f"{mib} MiB", lambda: kept.append(bytearray(os.urandom(MIB)) * mib), 3.0, lambda: 0.25, 7.0, True)
 
 
 def dying() -> Case:
@@ -43,6 +43,8 @@ def test_a_case_is_told_run_and_checked_where_it_lives():
         case = held.case
         assert (case.group, case.name, case.work, case.flops) == ("held", "1 MiB", 3.0, 7.0)
         assert case.check() == 0.25
+        assert case.coarse
+        assert not threads.case.coarse
         assert threads.case.check is None
         threads.case.run()
         with pytest.raises(AttnbenchError, match="definition"):

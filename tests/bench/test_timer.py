@@ -44,6 +44,18 @@ def test_short_cases_are_called_often_and_long_ones_once():
     assert calls["short"] > 20
 
 
+@pytest.mark.parametrize(("coarse", "loose"), [(True, False), (False, True), (False, False)])
+def test_fewer_bits_may_differ_by_ten_times_as_much(coarse, loose):
+    def measured(error):
+        case = Case("g", "rounded", int, check=lambda: error, coarse=coarse)
+        return measure([case], rounds=1, chunk=0.001, device=CPU, loose=loose)
+
+    if coarse or loose:
+        measured(9e-3)
+    with pytest.raises(AttnbenchError, match="rounded"):
+        measured(1.1e-2 if coarse or loose else 1.1e-3)
+
+
 @pytest.mark.parametrize("error", [0.5, float("nan")])
 def test_what_differs_from_its_definition_is_not_timed(error):
     timed = []
