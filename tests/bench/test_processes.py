@@ -19,7 +19,8 @@ MIB = 2**20
 def holding(mib: int) -> Case:
     """A case that holds so much memory, once it has run."""
     kept = []
-    return Case("held", f"{mib} MiB", lambda: kept.append(bytearray(os.urandom(MIB)) * mib), 3.0, lambda: 0.25, 7.0, True)
+    hold = lambda: kept.append(bytearray(os.urandom(MIB)) * mib)  # noqa: E731
+    return Case("held", f"{mib} MiB", hold, 3.0, lambda: 0.25, 7.0, True)
 
 
 def dying() -> Case:
