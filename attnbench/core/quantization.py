@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import linear
 
-LARGEST = 127
+_LARGEST = 127
 _LEAST = 1e-30
 """Rows of no number larger than this count as zeros: the inverse of their step may be no number."""
 
@@ -30,7 +30,7 @@ def quantize(rows: Float[Tensor, "*B K"]) -> Quantized:
     """Each row by a step of its own, halves to even. A row with NaN or an infinite number has the step NaN, and so all
     that comes of it is NaN. Raises IndexError where K is 0."""
     largest = rows.abs().amax(-1, keepdim=True)
-    most = torch.full_like(largest, LARGEST)  # with a number torch may multiply by its inverse, which rounds otherwise
+    most = torch.full_like(largest, _LARGEST)  # with a number torch may multiply by its inverse, which rounds otherwise
     inverse = torch.where(largest < _LEAST, 0.0, most / largest)
     return Quantized((rows * inverse).round(), torch.where(largest.isfinite(), largest / most, torch.nan))
 
