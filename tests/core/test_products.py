@@ -33,12 +33,12 @@ def drawn(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def rounded(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """As they are multiplied, in float64."""
+def product(states: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Of rounded operands, in float64; whole numbers are summed up before steps, so that what cancels is 0."""
     if dtype != torch.int8:
-        return rows.to(dtype).double()
-    whole, step = quantize(rows)
-    return whole.double() * step.double()
+        return states.to(dtype).double() @ weight.to(dtype).double().T
+    (left, by_row), (right, by_column) = (quantize(each) for each in (states, weight))
+    return left.double() @ right.double().T * by_row.double() * by_column.double().T
 
 
 def assert_product(
@@ -47,12 +47,12 @@ def assert_product(
     """Of rounded operands, to the error that sums of float32 can have (Higham 2002, section 3.1); sums of whole numbers
     have none: they are made a number, multiplied by two steps, and a bias is added."""
     offset = torch.zeros(len(weight)) if bias is None else bias
-    left, right = (rounded(each, dtype) for each in (states, weight))
-    wanted = left @ right.T + offset.double()
+    multiplied = product(states, weight, dtype)
+    wanted = multiplied + offset.double()
     if dtype == torch.int8:
-        most = 2**-22 * (left @ right.T).abs() + 2**-23 * offset.abs()
+        most = 2**-22 * multiplied.abs() + 2**-23 * offset.abs()
     else:
-        most = (states.shape[1] + 1) * 2**-24 * (left.abs() @ right.T.abs() + offset.abs())
+        most = (states.shape[1] + 1) * 2**-24 * (product(states.abs(), weight.abs(), dtype) + offset.abs())
     found = products.multiply(states, products.pack(weight, dtype), bias)
     assert found.dtype is torch.float32
     assert ((found.double() - wanted).abs() <= most).all()
@@ -126,7 +126,7 @@ def test_nan_and_infinity_stay_in_their_rows(dtype):
     states, weight = drawn(9, 21), drawn(40, 21)
     states[4, 20], states[7, 2] = torch.nan, torch.inf
     found = products.multiply(states, products.pack(weight, dtype))
-    wanted = (rounded(states, dtype) @ rounded(weight, dtype).T).float()
+    wanted = product(states, weight, dtype).float()
     torch.testing.assert_close(found, wanted, equal_nan=True)
     weight[3, 20] = torch.nan
     found = products.multiply(drawn(9, 21), products.pack(weight, dtype))
