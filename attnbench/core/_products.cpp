@@ -17,6 +17,7 @@
 #endif
 
 #include "_bfloat16.hpp"
+#include "_products.hpp"
 
 #if defined(__AVX512VNNI__) || (defined(__AVX2__) && !defined(__AVX512F__))
 #define ATTNBENCH_WHOLE  // a processor that multiplies whole numbers of 8 bits
@@ -323,9 +324,9 @@ template <class Kind> void pack(const float* weight, int64_t columns, int64_t de
 // Each thread makes its own rows where there are many of them, or too few panels, else its own columns.
 template <class Kind>
 void product(
-    const float* left, int64_t row, const float* right, Ending whole, float* out, int64_t rows, int64_t columns,
-    int64_t depth, int threads) {
+    const float* left, int64_t row, const Packed& weight, const float* bias, float* out, int64_t rows, int threads) {
     constexpr int TILE = Kind::TILE;
+    const int64_t columns = weight.outputs, depth = weight.inputs;
     const int64_t panels = parts(columns, COLUMNS), tiles = parts(rows, TILE), words = parts(depth, Kind::HELD);
     if (rows * columns * words <= SERIAL) threads = 1;
     bool by_rows = rows >= BLOCK * threads || (panels < threads && panels < tiles);
@@ -344,9 +345,8 @@ void product(
         for (int64_t k = 0; k < words; k += DEPTH) {
             int64_t deep = std::min<int64_t>(DEPTH, words - k), begin = k * Kind::HELD;
             int64_t numbers = std::min(deep * Kind::HELD, depth - begin);
-            Right part = {right + k * COLUMNS, COLUMNS * words, columns};
-            Ending end = whole;
-            end.begun = k > 0, end.ended = k + deep == words;
+            Right part = {weight.words + k * COLUMNS, COLUMNS * words, columns};
+            Ending end = {k > 0, k + deep == words, bias, weight.steps, weight.begin};
             for (int64_t i = top; i < bottom; i += BLOCK) {
                 int64_t high = std::min<int64_t>(BLOCK, bottom - i);
                 Kind::measure({left + i * row, row, nullptr}, high, depth, steps);
@@ -362,45 +362,27 @@ void product(
 
 extern "C" int attnbench_panel() { return COLUMNS; }
 
-// weight: columns x depth, contiguous. to: room for all panels.
-extern "C" void attnbench_pack_float32(const float* weight, int64_t columns, int64_t depth, float* to, int threads) {
-    pack<Singles>(weight, columns, depth, to, threads);
-}
+// pack: weight is columns x depth, contiguous; of whole numbers from -127 to 127. to: room for all panels.
+// product: see `Product`.
+#define PRODUCTS(NAME, KIND)                                                                                           \
+    extern "C" void attnbench_pack_##NAME(                                                                             \
+        const float* weight, int64_t columns, int64_t depth, float* to, int threads) {                                 \
+        pack<KIND>(weight, columns, depth, to, threads);                                                               \
+    }                                                                                                                  \
+    extern "C" void attnbench_product_##NAME(                                                                          \
+        const float* left, int64_t row, const Packed* right, const float* bias, float* out, int64_t rows,              \
+        int threads) {                                                                                                 \
+        product<KIND>(left, row, *right, bias, out, rows, threads);                                                    \
+    }
 
-// left: rows x depth, so many numbers from one row to the next. right: packed. out: rows x columns, contiguous.
-extern "C" void attnbench_product_float32(
-    const float* left, int64_t row, const float* right, const float* bias, float* out, int64_t rows, int64_t columns,
-    int64_t depth, int threads) {
-    product<Singles>(left, row, right, {false, false, bias, nullptr, nullptr}, out, rows, columns, depth, threads);
-}
-
+PRODUCTS(float32, Singles)
+// The others are not in the library where the processor does not multiply them.
 #ifdef __AVX512BF16__
-// The same with numbers rounded to bfloat16; not in the library where the processor does not multiply them.
-extern "C" void attnbench_pack_bfloat16(const float* weight, int64_t columns, int64_t depth, float* to, int threads) {
-    pack<Pairs>(weight, columns, depth, to, threads);
-}
-
-extern "C" void attnbench_product_bfloat16(
-    const float* left, int64_t row, const float* right, const float* bias, float* out, int64_t rows, int64_t columns,
-    int64_t depth, int threads) {
-    product<Pairs>(left, row, right, {false, false, bias, nullptr, nullptr}, out, rows, columns, depth, threads);
-}
+PRODUCTS(bfloat16, Pairs)
 #endif
-
 #ifdef ATTNBENCH_WHOLE
+PRODUCTS(int8, Quads)
+
 // What is added to whole numbers of the left side.
 extern "C" int attnbench_raised() { return Quads::RAISED; }
-
-// weight: whole numbers from -127 to 127.
-extern "C" void attnbench_pack_int8(const float* weight, int64_t columns, int64_t depth, float* to, int threads) {
-    pack<Quads>(weight, columns, depth, to, threads);
-}
-
-// The left side is rounded here. steps: what 1 is worth in each column. begin: its sum, as often as the left is raised
-// by 1, below 0.
-extern "C" void attnbench_product_int8(
-    const float* left, int64_t row, const float* right, const float* bias, float* out, int64_t rows, int64_t columns,
-    int64_t depth, int threads, const float* steps, const int32_t* begin) {
-    product<Quads>(left, row, right, {false, false, bias, steps, begin}, out, rows, columns, depth, threads);
-}
 #endif

@@ -19,12 +19,20 @@ _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int
 """Types of a packed weight, as the compiled code calls them."""
 _TAKES: dict[str, list[Any]] = {
     "pack": [ctypes.c_void_p, *2 * [ctypes.c_int64], ctypes.c_void_p, ctypes.c_int],
-    "product": [ctypes.c_void_p, ctypes.c_int64, *3 * [ctypes.c_void_p], *3 * [ctypes.c_int64], ctypes.c_int],
+    "product": [ctypes.c_void_p, ctypes.c_int64, *3 * [ctypes.c_void_p], ctypes.c_int64, ctypes.c_int],
 }
-"""What its functions take: addresses, sizes, threads; products of whole numbers what _WHOLE says, too."""
-_WHOLE = [ctypes.c_void_p, ctypes.c_void_p]
+"""What its functions take: addresses, sizes, threads."""
 _DEEPEST = 1 << 16
 """Products of at most 255 * 127 are summed up in 32 bits."""
+
+
+class Packed(ctypes.Structure):
+    """A packed weight as compiled code reads it, where `_products.hpp` is included."""
+
+    _fields_ = (
+        ("words", ctypes.c_void_p), ("outputs", ctypes.c_int64), ("inputs", ctypes.c_int64),
+        ("steps", ctypes.c_void_p), ("begin", ctypes.c_void_p),
+    )  # fmt: skip
 
 
 class PackedWeight(NamedTuple):
@@ -38,6 +46,11 @@ class PackedWeight(NamedTuple):
     """What 1 is worth in each row of whole numbers."""
     begin: Int[Tensor, "N"] | None = None
     """What sums of whole numbers begin with."""
+
+    def read(self) -> Packed:
+        """As compiled code reads it, while this lives."""
+        steps, begin = (None if each is None else each.data_ptr() for each in (self.steps, self.begin))
+        return Packed(self.words.data_ptr(), self.outputs, self.inputs, steps, begin)
 
 
 def serves(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
@@ -90,10 +103,9 @@ def multiply(
     states = states if states.stride(1) == 1 else states.contiguous()
     bias = None if bias is None else bias.contiguous()
     out = states.new_empty(rows, weight.outputs)
-    given = [each.data_ptr() for each in (weight.steps, weight.begin) if each is not None]
     _function("product", weight.dtype)(
-        states.data_ptr(), states.stride(0), weight.words.data_ptr(), None if bias is None else bias.data_ptr(),
-        out.data_ptr(), rows, weight.outputs, inputs, torch.get_num_threads(), *given,
+        states.data_ptr(), states.stride(0), ctypes.byref(weight.read()), None if bias is None else bias.data_ptr(),
+        out.data_ptr(), rows, torch.get_num_threads(),
     )  # fmt: skip
     return out
 
@@ -110,9 +122,13 @@ def knows(dtype: torch.dtype) -> bool:
     return library is not None and dtype in _NAMES and hasattr(library, f"attnbench_product_{_NAMES[dtype]}")
 
 
+def address(dtype: torch.dtype) -> ctypes.c_void_p:
+    """Where what multiplies by weights of that type lies, for other compiled code; only where `serves`."""
+    return ctypes.cast(_function("product", dtype), ctypes.c_void_p)
+
+
 def _function(name: str, dtype: torch.dtype) -> Any:
     found: Any = getattr(native.loaded(_SOURCE), f"attnbench_{name}_{_NAMES[dtype]}")
     if found.argtypes is None:
-        more = _WHOLE if (name, dtype) == ("product", torch.int8) else []
-        found.argtypes, found.restype = [*_TAKES[name], *more], None
+        found.argtypes, found.restype = _TAKES[name], None
     return found

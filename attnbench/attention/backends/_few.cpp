@@ -6,6 +6,8 @@
 #include <cstring>
 #include <utility>
 
+#include "_few.hpp"
+
 namespace {
 
 constexpr int64_t SERIAL = 1 << 16;  // numbers up to here are one thread's work
@@ -19,15 +21,6 @@ constexpr int LANES = 8, PART = 16;
 #else
 constexpr int LANES = 4, PART = 16;
 #endif
-
-struct Rows {  // of a query, key or value each; strides in elements, the numbers of one position lie side by side
-    float* data;
-    int64_t batch, head, position;
-    float* row(int64_t row, int64_t heads) const { return data + row / heads * batch + row % heads * head; }
-};
-struct Shape {
-    int64_t rows, heads, queries, keys, width;  // batch * heads rows
-};
 
 struct Few {  // queries of a row, or their weights, scores or contexts: so many elements from one to the next
     float* data;
@@ -53,7 +46,7 @@ template <int S = LANES / 2> inline Lanes sums_of(Lanes* x) {
 // out[i, j] = scale * query i . key j of Q queries; keys are read in the order in which they lie, the sums of LANES
 // of them made together
 template <int Q>
-void compare_few(const Few& query, const float* key, int64_t apart, const Shape& s, float scale, const Few& out) {
+void compare_few(const Few& query, const float* key, int64_t apart, const Sizes& s, float scale, const Few& out) {
     const int64_t whole = s.width - s.width % LANES;
     for (int64_t j = 0; j < s.keys; j += LANES) {
         const int64_t count = std::min<int64_t>(LANES, s.keys - j);
@@ -81,7 +74,7 @@ void compare_few(const Few& query, const float* key, int64_t apart, const Shape&
 
 // out[i, e ... e + COUNT] = sum over j of weights[i, j] * values[j, e ... e + COUNT], for Q queries
 template <int Q, int COUNT>
-void blend_part(const Few& weights, const float* value, int64_t apart, const Shape& s, const Few& out, int64_t from) {
+void blend_part(const Few& weights, const float* value, int64_t apart, const Sizes& s, const Few& out, int64_t from) {
     float sums[Q][COUNT] = {};
     for (int64_t j = 0; j < s.keys; ++j, value += apart) {
         if (!from && s.width > COUNT)  // for the passes to come; the processor foresees but what one pass reads
@@ -97,7 +90,7 @@ void blend_part(const Few& weights, const float* value, int64_t apart, const Sha
 }
 
 template <int Q>
-void blend_few(const Few& weights, const float* value, int64_t apart, const Shape& s, const Few& out) {
+void blend_few(const Few& weights, const float* value, int64_t apart, const Sizes& s, const Few& out) {
     int64_t e = 0;
     for (; e + PART <= s.width; e += PART) blend_part<Q, PART>(weights, value, apart, s, out, e);
     for (; e + 16 <= s.width; e += 16) blend_part<Q, 16>(weights, value, apart, s, out, e);
@@ -105,7 +98,7 @@ void blend_few(const Few& weights, const float* value, int64_t apart, const Shap
 }
 
 template <>
-void blend_few<1>(const Few& weights, const float* value, int64_t apart, const Shape& s, const Few& context) {
+void blend_few<1>(const Few& weights, const float* value, int64_t apart, const Sizes& s, const Few& context) {
     float* out = context[0];
     for (int64_t e = 0; e < s.width; ++e) out[e] = 0;
     for (int64_t j = 0; j < s.keys; ++j, value += apart) {
@@ -116,7 +109,7 @@ void blend_few<1>(const Few& weights, const float* value, int64_t apart, const S
     }
 }
 
-void compare(const Few& query, const float* key, int64_t apart, const Shape& s, float scale, const Few& out) {
+void compare(const Few& query, const float* key, int64_t apart, const Sizes& s, float scale, const Few& out) {
     using Compare = void (*)(const Few&, const float*, int64_t, const Shape&, float, const Few&);
     static constexpr Compare COMPARE[TOGETHER] = {
         compare_few<1>, compare_few<2>, compare_few<3>, compare_few<4>, compare_few<5>};
@@ -126,7 +119,7 @@ void compare(const Few& query, const float* key, int64_t apart, const Shape& s, 
     }
 }
 
-void blend(const Few& weights, const float* value, int64_t apart, const Shape& s, const Few& out) {
+void blend(const Few& weights, const float* value, int64_t apart, const Sizes& s, const Few& out) {
     using Blend = void (*)(const Few&, const float*, int64_t, const Shape&, const Few&);
     static constexpr Blend BLEND[TOGETHER] = {blend_few<1>, blend_few<2>, blend_few<3>, blend_few<4>, blend_few<5>};
     for (int64_t i = 0; i < s.queries; i += TOGETHER) {
@@ -137,7 +130,7 @@ void blend(const Few& weights, const float* value, int64_t apart, const Shape& s
 
 // product(what asks, what is held, how far apart, what is made) of every row
 template <class Product>
-void each_row(const Rows& asking, const Rows& held, const Shape& s, const Rows& out, int threads, Product product) {
+void each_row(const Rows& asking, const Rows& held, const Sizes& s, const Rows& out, int threads, Product product) {
     if (s.rows * s.queries * s.keys * s.width <= SERIAL) threads = 1;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (int64_t row = 0; row < s.rows; ++row) {
@@ -147,7 +140,7 @@ void each_row(const Rows& asking, const Rows& held, const Shape& s, const Rows& 
 }
 
 // Scores or weights, which lie side by side.
-Rows side_by_side(float* data, const Shape& s) {
+Rows side_by_side(float* data, const Sizes& s) {
     return {data, s.heads * s.queries * s.keys, s.queries * s.keys, s.keys};
 }
 
@@ -155,7 +148,7 @@ Rows side_by_side(float* data, const Shape& s) {
 
 // scores: rows x queries x keys, contiguous.
 extern "C" void attnbench_compare(
-    const Rows* query, const Rows* keys, const Shape* s, float scale, float* scores, int threads) {
+    const Rows* query, const Rows* keys, const Sizes* s, float scale, float* scores, int threads) {
     auto product = [=](const Few& query, const float* key, int64_t apart, const Few& out) {
         compare(query, key, apart, *s, scale, out);
     };
@@ -163,26 +156,21 @@ extern "C" void attnbench_compare(
 }
 
 // weights: rows x queries x keys, contiguous.
-extern "C" void attnbench_blend(float* weights, const Rows* values, const Shape* s, const Rows* out, int threads) {
+extern "C" void attnbench_blend(float* weights, const Rows* values, const Sizes* s, const Rows* out, int threads) {
     auto product = [=](const Few& weights, const float* value, int64_t apart, const Few& out) {
         blend(weights, value, apart, *s, out);
     };
     each_row(side_by_side(weights, *s), *values, *s, *out, threads, product);
 }
 
-using Forward = int (*)(
-    int, const float*, const void*, const void*, const void*, const void*, int64_t, float*, int);
-
-// The context of each query, whose scores and weights are left in `scores` and `weights`. forward, and what is given to it:
-// that of _rows.cpp. Not 0 where it has failed.
-extern "C" int attnbench_attend(
-    const Rows* query, const Rows* keys, const Rows* values, const Shape* s, int64_t width, float scale, Forward forward,
-    int kind, const void* valid, const void* keep, const void* excess, const void* rows, int64_t k, float* scores,
-    float* weights, const Rows* out, int threads) {
-    attnbench_compare(query, keys, s, scale, scores, threads);
-    if (const int failed = forward(kind, scores, valid, keep, excess, rows, k, weights, threads)) return failed;
-    Shape mixed = *s;
-    mixed.width = width;
-    attnbench_blend(weights, values, &mixed, out, threads);
+// See `Attend`: the context of each query.
+extern "C" int attnbench_attend(const Attention* a, int threads) {
+    const Sizes& s = a->sizes;
+    attnbench_compare(&a->query, &a->keys, &s, a->scale, a->scores, threads);
+    const Shape rows = {s.rows * s.queries, s.heads, s.queries, s.keys};
+    if (const int failed = a->forward(&a->transform, a->scores, &a->valid, &rows, a->weights, threads)) return failed;
+    Sizes mixed = s;
+    mixed.width = a->width;
+    attnbench_blend(a->weights, &a->values, &mixed, &a->out, threads);
     return 0;
 }

@@ -23,16 +23,26 @@ _LEAST = 1 << 16
 """Numbers in what is held; with fewer the call itself is what takes the time, and torch's takes less."""
 
 
-class _Rows(ctypes.Structure):
+class Rows(ctypes.Structure):
+    """Queries, keys, values or contexts as compiled code reads them, where `_few.hpp` is included."""
+
     _fields_ = (
         ("data", ctypes.c_void_p), ("batch", ctypes.c_int64), ("head", ctypes.c_int64), ("position", ctypes.c_int64)
     )  # fmt: skip
 
 
-class _Shape(ctypes.Structure):
+class _Sizes(ctypes.Structure):
     _fields_ = (
         ("rows", ctypes.c_int64), ("heads", ctypes.c_int64), ("queries", ctypes.c_int64), ("keys", ctypes.c_int64),
         ("width", ctypes.c_int64),
+    )  # fmt: skip
+
+
+class _Attention(ctypes.Structure):
+    _fields_ = (
+        ("query", Rows), ("keys", Rows), ("values", Rows), ("out", Rows), ("sizes", _Sizes),
+        ("width", ctypes.c_int64), ("scale", ctypes.c_float), ("transform", _rows.Transform), ("valid", _rows.Strided),
+        ("forward", ctypes.c_void_p), ("scores", ctypes.c_void_p), ("weights", ctypes.c_void_p),
     )  # fmt: skip
 
 
@@ -43,7 +53,7 @@ def compare(query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) -> 
     out, query = query.new_empty(*query.shape[:-1], keys.shape[-2]), _dense(query)
     library: Any = native.load(_SOURCE)
     library.attnbench_compare(
-        _rows_of(query), _rows_of(keys), _shape(query, keys), ctypes.c_float(1), native.at(out),
+        *map(ctypes.byref, (rows_of(query), rows_of(keys), _sizes(query, keys))), ctypes.c_float(1), native.at(out),
         torch.get_num_threads(),
     )  # fmt: skip
     return out
@@ -56,8 +66,9 @@ def blend(weights: Float[Tensor, "B H Q K"], values: Float[Tensor, "B H K E"]) -
     out, weights = weights.new_empty(*weights.shape[:-1], values.shape[-1]), weights.contiguous()
     library: Any = native.load(_SOURCE)
     library.attnbench_blend(
-        native.at(weights), _rows_of(values), _shape(weights, values), _rows_of(out), torch.get_num_threads()
-    )
+        native.at(weights), *map(ctypes.byref, (rows_of(values), _sizes(weights, values), rows_of(out))),
+        torch.get_num_threads(),
+    )  # fmt: skip
     return out
 
 
@@ -93,15 +104,19 @@ def attend(
     scores = query.new_empty(rows, heads, queries, keys.shape[2])
     weights, out = torch.empty_like(scores), query.new_empty(rows, queries, heads, values.shape[3]).transpose(1, 2)
     check_mask("valid", valid, scores)
-    kind, *given, _held = _rows.given_to_forward(scores, valid, transform)
-    library: Any = native.loaded(_SOURCE)
-    failed = library.attnbench_attend(
-        _rows_of(query), _rows_of(keys), _rows_of(values), _shape(query, keys), ctypes.c_int64(values.shape[3]),
-        ctypes.c_float(scale), _rows.forward_address(), kind, *given, native.at(scores), native.at(weights),
-        _rows_of(out), torch.get_num_threads(),
+    known, _held = _rows.read(transform, scores)
+    marks = _rows.spread(valid, scores)
+    given = _Attention(
+        rows_of(query), rows_of(keys), rows_of(values), rows_of(out), _sizes(query, keys), values.shape[3], scale,
+        known, _rows.strided(marks), _rows.address(), scores.data_ptr(), weights.data_ptr(),
     )  # fmt: skip
-    _rows.check(failed, scores)
+    _rows.check(native.loaded(_SOURCE).attnbench_attend(ctypes.byref(given), torch.get_num_threads()), scores)
     return out
+
+
+def address() -> ctypes.c_void_p:
+    """Where the compiled code of `attend` lies, for other compiled code; only where it `serves`."""
+    return ctypes.cast(native.loaded(_SOURCE).attnbench_attend, ctypes.c_void_p)
 
 
 def _serves(asking: Tensor, held: Tensor) -> bool:
@@ -122,11 +137,11 @@ def _dense(query: Float[Tensor, "B H Q E"]) -> Float[Tensor, "B H Q E"]:
     return query if query.stride(3) == 1 else query.contiguous()
 
 
-def _rows_of(states: Float[Tensor, "B H N E"]) -> Any:
-    """Its address and strides: the tensor must live on until they are read."""
-    return ctypes.byref(_Rows(states.data_ptr(), *states.stride()[:3]))
+def rows_of(states: Float[Tensor, "B H N E"]) -> Rows:
+    """As compiled code reads them, while they live."""
+    return Rows(states.data_ptr(), *states.stride()[:3])
 
 
-def _shape(asking: Tensor, held: Float[Tensor, "B H K E"]) -> Any:
+def _sizes(asking: Tensor, held: Float[Tensor, "B H K E"]) -> _Sizes:
     rows, heads, keys, width = held.shape
-    return ctypes.byref(_Shape(rows * heads, heads, asking.shape[2], keys, width))
+    return _Sizes(rows * heads, heads, asking.shape[2], keys, width)

@@ -4,17 +4,11 @@
 
 #include <cstdlib>
 
+#include "_transform.hpp"
 #include "_vectors.hpp"
 
 namespace {
 
-struct Strided {  // one value or one row for each row of the scores; strides in elements, 0 where it is broadcast
-    const void* data;
-    int64_t outer, middle, inner, key;
-};
-struct Shape {
-    int64_t rows, middle, inner, keys;  // rows = outer * middle * inner
-};
 // where what belongs to each row of a block lies, by one division for all of them: it would cost more than the rest
 template <class F, int P> struct Offsets {
     int64_t of[F::W / P];
@@ -135,7 +129,6 @@ template <class F, int P> void scatter(const V<F>* x, typename F::T* out, int64_
     }
 }
 
-enum Kind { SOFTMAX, TOPK, SPARSEMAX, ENTMAX15, ENTMAX };
 // The longest rows that take one lane each: of entmax, whose rounds are dear, so that a row of its own is better searched
 // among the keys that can have a weight, and of the others.
 constexpr int64_t SHORT_ENTMAX = 64, SHORT = BYTES == 64 ? 192 : 4 * BYTES;

@@ -6,36 +6,39 @@
 namespace {
 
 template <class F> struct Job {
-    Kind kind;
+    Transform transform;
     Scores<F> scores;
-    Strided keep;  // of top-k
-    Strided excess;  // of entmax
-    int64_t k;
     typename F::T* out;
+
+    Kind kind() const {
+        const bool every = transform.k <= 0 || transform.k >= scores.shape.keys;
+        return transform.kind == TOPK && every ? SOFTMAX : (Kind)transform.kind;
+    }
 
     template <int P> void block(V<F>* x, int64_t row, int rows) const {
         const Shape& shape = scores.shape;
         int n = (int)((shape.keys + P - 1) / P);
         Block<F, P> b{x, x + n, n};
+        const Strided& keep = transform.keep;
         Offsets<F, P> valid(scores.valid, shape, row, rows), kept(keep, shape, row, rows);
         auto score = [from = scores, row, valid](int r, int64_t first) { return from(row + r, valid.of[r], first); };
         auto mark = [&](int r, int64_t first) { return Marks<F>{keep, shape.keys}(kept.of[r], first); };
         gather<F, P>(x, score, rows, shape.keys, all<F>(-INF<F>), scores.data + (row + rows) * shape.keys);
-        switch (kind) {
+        switch (kind()) {
             case SOFTMAX: softmax(b, b.top()); break;
             case TOPK:
                 if (keep.data) gather<F, P>(x + 2 * n, mark, rows, shape.keys, V<F>{});
-                topk(b, (typename F::I)k, keep.data ? x + 2 * n : nullptr);
+                topk(b, (typename F::I)transform.k, keep.data ? x + 2 * n : nullptr);
                 break;
             case SPARSEMAX: sparsemax(b); break;
             case ENTMAX15: entmax15(b); break;
-            case ENTMAX: entmax(b, per_row<F, P>(excess, shape, row, rows)); break;
+            case ENTMAX: entmax(b, per_row<F, P>(transform.excess, shape, row, rows)); break;
         }
         scatter<F, P>(x, out, row, rows, shape.keys);
     }
 
     int operator()(int threads) const {
-        int64_t longest = kind == ENTMAX ? SHORT_ENTMAX : SHORT;
+        int64_t longest = kind() == ENTMAX ? SHORT_ENTMAX : SHORT;
         return in_blocks<F>(scores.shape, longest, threads, [this](auto lanes, V<F>* room, int64_t row, int rows) {
             block<decltype(lanes)::value>(room, row, rows);
         });
@@ -190,11 +193,12 @@ template <class F> struct Back {
 
 }  // namespace
 
+// forward: see `Forward`.
 #define TRANSFORM(NAME, F)                                                                                             \
     extern "C" int attnbench_##NAME##_forward(                                                                         \
-        int kind, const F::T* scores, const Strided* valid, const Strided* keep, const Strided* excess,                \
-        const Shape* shape, int64_t k, F::T* out, int threads) {                                                       \
-        return Job<F>{(Kind)kind, {scores, *valid, *shape}, *keep, *excess, k, out}(threads);                          \
+        const Transform* transform, const F::T* scores, const Strided* valid, const Shape* shape, F::T* out,           \
+        int threads) {                                                                                                 \
+        return Job<F>{*transform, {scores, *valid, *shape}, out}(threads);                                             \
     }                                                                                                                  \
     extern "C" int attnbench_##NAME##_backward(                                                                       \
         int kind, const F::T* weights, const F::T* grad, const Strided* excess, const Shape* shape, F::T* out,         \

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from attnbench.attention.transforms.base import Fused
@@ -22,7 +22,7 @@ _KINDS = ("softmax", "topk", "sparsemax", "entmax15", "entmax")
 _NAMES = {torch.float32: "float32", torch.float64: "float64"}
 
 
-class _Strided(ctypes.Structure):
+class Strided(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p), ("outer", ctypes.c_int64), ("middle", ctypes.c_int64), ("inner", ctypes.c_int64),
         ("key", ctypes.c_int64),
@@ -35,7 +35,14 @@ class _Shape(ctypes.Structure):
     )  # fmt: skip
 
 
-_NOTHING = _Strided(None, 0, 0, 0, 0)
+class Transform(ctypes.Structure):
+    """A transform as compiled code reads it, where `_transform.hpp` is included."""
+
+    _fields_ = (("kind", ctypes.c_int), ("k", ctypes.c_int64), ("keep", Strided), ("excess", Strided))
+
+
+NOTHING = Strided(None, 0, 0, 0, 0)
+"""Where compiled code is given nothing of that kind."""
 
 
 def serves(scores: Tensor) -> bool:
@@ -49,26 +56,25 @@ def weigh(scores: Float[Tensor, "... K"], valid: Bool[Tensor, "..."] | None, fus
     """Weights of the valid keys of each row, under the rules of base.py; not differentiable."""
     scores = scores.detach().contiguous()
     out = torch.empty_like(scores)
-    kind, *given, _held = given_to_forward(scores, valid, fused)
-    check(
-        _call(scores.dtype, "forward", kind, native.at(scores), *given, native.at(out), torch.get_num_threads()), scores
-    )
+    transform, _held = read(fused, scores)
+    marks = spread(valid, scores)
+    failed = _call(
+        scores.dtype, "forward",
+        ctypes.byref(transform), native.at(scores), ctypes.byref(strided(marks)), _shape(scores), native.at(out),
+        torch.get_num_threads(),
+    )  # fmt: skip
+    check(failed, scores)
     return out
 
 
-def given_to_forward(like: Float[Tensor, "... K"], valid: Bool[Tensor, "..."] | None, fused: Fused) -> tuple[Any, ...]:
-    """What the compiled forward pass takes beside scores like these and its weights; last, what must live as long."""
-    dims = _dims(like.shape)
-    held = [None if mark is None else _spread(mark, like.shape, dims) for mark in (valid, fused.keep)]
-    held.append(_excess(fused.excess, like) if fused.kind == "entmax" else None)
-    marks = (_strided(each) for each in held)
-    every = fused.kind == "topk" and not 0 < fused.k < like.shape[-1]  # more than any row has, or all
-    kind = "softmax" if every else fused.kind
-    return _KINDS.index(kind), *marks, _shape(dims), ctypes.c_int64(fused.k), held
+def read(fused: Fused, like: Float[Tensor, "... K"]) -> tuple[Transform, list[Tensor | None]]:
+    """The transform as compiled code reads it for scores like these, and what must live as long."""
+    keep, excess = spread(fused.keep, like), _excess(fused.excess, like) if fused.kind == "entmax" else None
+    return Transform(_KINDS.index(fused.kind), fused.k, strided(keep), strided(excess)), [keep, excess]
 
 
-def forward_address() -> ctypes.c_void_p:
-    """Where the compiled forward pass of float32 lies."""
+def address() -> ctypes.c_void_p:
+    """Where the compiled forward pass of float32 lies, for other compiled code; only where `serves`."""
     return ctypes.cast(native.loaded(_SOURCE).attnbench_float32_forward, ctypes.c_void_p)
 
 
@@ -89,7 +95,8 @@ def pull_back(
     excess = _excess(fused.excess, weights) if fused.kind == "entmax" else None
     failed = _call(
         weights.dtype, "backward",
-        _KINDS.index(fused.kind), native.at(weights), native.at(grad), _strided(excess), _shape(_dims(weights.shape)),
+        _KINDS.index(fused.kind), native.at(weights), native.at(grad), ctypes.byref(strided(excess)),
+        _shape(weights),
         native.at(out), native.at(alphas), torch.get_num_threads(),
     )  # fmt: skip
     check(failed, weights)
@@ -107,26 +114,29 @@ def _dims(shape: torch.Size) -> tuple[int, int, int, int]:
     return math.prod(padded[:-3]), *padded[-3:]  # pyright: ignore[reportReturnType]
 
 
-def _shape(dims: tuple[int, int, int, int]) -> Any:
-    outer, middle, inner, keys = dims
+def _shape(like: Tensor) -> Any:
+    outer, middle, inner, keys = _dims(like.shape)
     return ctypes.byref(_Shape(outer * middle * inner, middle, inner, keys))
 
 
-def _spread(given: Tensor, shape: torch.Size, dims: tuple[int, int, int, int]) -> Tensor:
-    """A mask or a number a row over the four dimensions, with stride 0 where it is broadcast, if views can do it."""
+def spread(given: Shaped[Tensor, "..."] | None, like: Float[Tensor, "... K"]) -> Shaped[Tensor, "O M I #K"] | None:
+    """A mask or a number a row over four dimensions, with stride 0 where it is broadcast, if views can do it."""
+    if given is None:
+        return None
     last = given.shape[-1] if given.dim() else 1
-    spread = given.expand(*shape[:-1], last).reshape(*dims[:-1], last)
-    return spread if last == 1 or spread.stride(-1) == 1 else spread.contiguous()
+    found = given.expand(*like.shape[:-1], last).reshape(*_dims(like.shape)[:-1], last)
+    return found if last == 1 or found.stride(-1) == 1 else found.contiguous()
 
 
-def _excess(excess: float | Tensor, like: Tensor) -> Tensor:
+def _excess(excess: float | Tensor, like: Tensor) -> Tensor | None:
     if not isinstance(excess, Tensor):
         excess = like.new_full((1,), excess)
-    return _spread(excess.detach().to(like.dtype), like.shape, _dims(like.shape))
+    return spread(excess.detach().to(like.dtype), like)
 
 
-def _strided(given: Tensor | None) -> Any:
+def strided(given: Shaped[Tensor, "O M I #K"] | None) -> Strided:
+    """As compiled code reads it while it lives; a last dimension of 1 is broadcast."""
     if given is None:
-        return ctypes.byref(_NOTHING)
+        return NOTHING
     strides = (*given.stride()[:-1], given.stride(-1) if given.shape[-1] > 1 else 0)
-    return ctypes.byref(_Strided(given.data_ptr(), *strides))
+    return Strided(given.data_ptr(), *strides)

@@ -1,0 +1,33 @@
+// What attention of a few queries a row (_few.cpp) takes.
+
+#pragma once
+
+#include <cstdint>
+
+#include "../transforms/_transform.hpp"
+
+namespace {
+
+struct Rows {  // of a query, key or value each; strides in elements, the numbers of one position lie side by side
+    float* data;
+    int64_t batch, head, position;
+    float* row(int64_t row, int64_t heads) const { return data + row / heads * batch + row % heads * head; }
+};
+struct Sizes {
+    int64_t rows, heads, queries, keys, width;  // batch * heads rows
+};
+struct Attention {
+    Rows query, keys, values, out;
+    Sizes sizes;        // with the width of queries and keys
+    int64_t width;      // of values
+    float scale;
+    Transform transform;
+    Strided valid;      // of rows that are batch, heads, queries
+    Forward forward;
+    float *scores, *weights;  // rows x queries x keys each, which are left there
+};
+
+// Not 0 where it has failed.
+using Attend = int (*)(const Attention*, int threads);
+
+}  // namespace
