@@ -14,9 +14,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
@@ -84,6 +85,27 @@ def chosen(dtype: torch.dtype) -> tuple[str, float | None]:
     return "nothing" if way is None else way.name, _own_gain(dtype, torch.get_num_threads()) if both else None
 
 
+class Compiled(NamedTuple):
+    """A layer as code compiled here multiplies by it."""
+
+    weight: products.PackedWeight
+    bias: Float[Tensor, "N"] | None
+
+
+def compiled(layer: nn.Linear) -> Compiled | None:
+    """What a packed layer multiplies by; None where it is not packed, or not by code compiled here."""
+    held = vars(layer).get("forward")
+    if not isinstance(held, _Packed) or not isinstance(held.product, _Own):
+        return None
+    return Compiled(held.product.weight, held.product.bias)
+
+
+def serves(dtype: torch.dtype) -> bool:
+    """Whether weights of that type, packed by code compiled here, are what is multiplied by now: autocast may want
+    another type, or the code be switched off."""
+    return dtype in (torch.int8, _wanted_type("cpu")) and products.knows(dtype)
+
+
 class _Packed:
     """What stands in for a layer's forward."""
 
@@ -148,7 +170,7 @@ class _Own:
     name: ClassVar[str] = "code compiled here"
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
-        self.weight, self.bias = products.pack(weight, dtype), bias
+        self.weight, self.bias = products.pack(weight, dtype), None if bias is None else bias.contiguous()
 
     def takes(self, states: Tensor) -> bool:
         return native.readable(states) and products.knows(self.weight.dtype)

@@ -12,8 +12,13 @@ from torch import Tensor
 X = TypeVar("X")
 
 
+class Shared:
+    """What all rows of a tree share, whichever of them are picked."""
+
+
 def map_batch(function: Callable[[Tensor], Tensor], tree: X) -> X:
-    """`function` of every tensor with a batch dimension; numbers, None and 0-dim tensors are shared by all rows."""
+    """`function` of every tensor with a batch dimension; numbers, None, 0-dim tensors and what is Shared are so
+    by all rows."""
     return _map(function, tree)
 
 
@@ -24,7 +29,7 @@ def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:
         return type(value)(*(_map(function, item) for item in value))
     if isinstance(value, (list, tuple)):
         return type(value)(_map(function, item) for item in value)
-    if value is None or isinstance(value, (int, float, str)):
+    if value is None or isinstance(value, (int, float, str, Shared)):
         return value
     raise TypeError(f"a tree holds tensors, numbers, None and tuples of them, not {type(value).__name__}")
 

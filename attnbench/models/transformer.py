@@ -17,6 +17,7 @@ from attnbench.core.ragged import Ragged
 from attnbench.core.relocate import relocate
 from attnbench.models._parallel import require_parallel
 from attnbench.models.base import Decoded, Maps, ModelSpec, Seq2SeqModel, Sizes, Source, Wanted, models, receive
+from attnbench.models.decoder_step import CompiledDecoder, compile_decoder
 from attnbench.models.layers import (
     Embedding,
     FeedForward,
@@ -118,12 +119,13 @@ class TransformerMemory(NamedTuple):
 
 class TransformerState(NamedTuple):
     """length: tokens read so far. caches: keys and values of each decoder layer. beams: rows a source. received: if it
-    is tracked."""
+    is tracked. compiled: the decoder, where that makes steps faster."""
 
     length: int
     caches: tuple[Memory, ...]
     beams: int
     received: Float[Tensor, "R S"] | None = None
+    compiled: CompiledDecoder | None = None
 
 
 class EncoderLayer(nn.Module):
@@ -312,24 +314,44 @@ class Transformer(Seq2SeqModel):
         like = memory.cross[0].values
         rows = like.shape[0] * beams
         caches = tuple(layer.attention.allocate(rows, capacity, like) for layer in self.decoder)
-        return TransformerState(0, caches, beams, like.new_zeros(rows, 1) if track else None)
+        if track:
+            return TransformerState(0, caches, beams, like.new_zeros(rows, 1))
+        return TransformerState(0, caches, beams, None, compile_decoder(list(self.decoder)))
 
     def step(
         self, memory: TransformerMemory, state: TransformerState, token: Int[Tensor, "R"]
     ) -> tuple[Float[Tensor, "R V"], TransformerState]:
         states = self.target_embedding(token[:, None], state.length)
-        at = torch.full((1,), state.length, device=token.device)
-        positions = Positions(at, torch.arange(state.length + 1, device=token.device))
-        keys = torch.arange(memory.cross[0].values.shape[2], device=token.device)
-        sources = Positions(at.expand(state.beams), keys)
-        caches: list[Memory] = []
+
+        def positions() -> tuple[Positions, Positions]:
+            """Over the cache, and over the source."""
+            at = torch.full((1,), state.length, device=token.device)
+            keys = torch.arange(memory.cross[0].values.shape[2], device=token.device)
+            own = Positions(at, torch.arange(state.length + 1, device=token.device))
+            return own, Positions(at.expand(state.beams), keys)
+
         maps: list[Tensor] | None = None if state.received is None else []
-        for layer, cross, cache in zip(self.decoder, memory.cross, state.caches, strict=True):
-            states, grown = layer.step(states, cross, cache, positions, sources, maps)
-            caches.append(grown)
+        stepped = None
+        if state.compiled is not None and maps is None:
+            stepped = state.compiled.step(states, memory.cross, state.caches, state.beams, positions)
+        states, caches = stepped or self._step(states, memory, state.caches, positions(), maps)
         hidden = self.decoder_norm(states)[:, 0]
         received = receive(state.received, maps or [])
-        return self.logits(hidden), TransformerState(state.length + 1, tuple(caches), state.beams, received)
+        return self.logits(hidden), state._replace(length=state.length + 1, caches=caches, received=received)
+
+    def _step(
+        self,
+        states: Float[Tensor, "R 1 D"],
+        memory: TransformerMemory,
+        caches: tuple[Memory, ...],
+        positions: tuple[Positions, Positions],
+        maps: list[Tensor] | None,
+    ) -> tuple[Float[Tensor, "R 1 D"], tuple[Memory, ...]]:
+        grown: list[Memory] = []
+        for layer, cross, cache in zip(self.decoder, memory.cross, caches, strict=True):
+            states, more = layer.step(states, cross, cache, *positions, maps)
+            grown.append(more)
+        return states, tuple(grown)
 
     def reorder(self, state: TransformerState, rows: Int[Tensor, "R"], shared: int) -> TransformerState:
         for cache in state.caches:

@@ -110,7 +110,7 @@ void blend_few<1>(const Few& weights, const float* value, int64_t apart, const S
 }
 
 void compare(const Few& query, const float* key, int64_t apart, const Sizes& s, float scale, const Few& out) {
-    using Compare = void (*)(const Few&, const float*, int64_t, const Shape&, float, const Few&);
+    using Compare = void (*)(const Few&, const float*, int64_t, const Sizes&, float, const Few&);
     static constexpr Compare COMPARE[TOGETHER] = {
         compare_few<1>, compare_few<2>, compare_few<3>, compare_few<4>, compare_few<5>};
     for (int64_t i = 0; i < s.queries; i += TOGETHER) {
@@ -120,7 +120,7 @@ void compare(const Few& query, const float* key, int64_t apart, const Sizes& s, 
 }
 
 void blend(const Few& weights, const float* value, int64_t apart, const Sizes& s, const Few& out) {
-    using Blend = void (*)(const Few&, const float*, int64_t, const Shape&, const Few&);
+    using Blend = void (*)(const Few&, const float*, int64_t, const Sizes&, const Few&);
     static constexpr Blend BLEND[TOGETHER] = {blend_few<1>, blend_few<2>, blend_few<3>, blend_few<4>, blend_few<5>};
     for (int64_t i = 0; i < s.queries; i += TOGETHER) {
         const int64_t count = std::min<int64_t>(TOGETHER, s.queries - i);

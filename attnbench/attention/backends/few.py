@@ -75,10 +75,11 @@ def blend(weights: Float[Tensor, "B H Q K"], values: Float[Tensor, "B H K E"]) -
 def serves(query: Tensor, keys: Tensor, values: Tensor, transform: Fused) -> bool:
     """Whether `attend` takes these."""
     fits = _fits(query, keys) and _fits(query, values) and query.shape[3] == keys.shape[3]
-    return fits and keys.shape[2] == values.shape[2] and _rows.serves(query) and _knows(transform)
+    return fits and keys.shape[2] == values.shape[2] and _rows.serves(query) and knows(transform)
 
 
-def _knows(transform: Fused) -> bool:
+def knows(transform: Fused) -> bool:
+    """Whether its weights are made by compiled code, where there is any, since no gradient is asked of them."""
     excess = transform.excess
     if not isinstance(excess, Tensor):
         return True
@@ -114,8 +115,13 @@ def attend(
     return out
 
 
+def compiled() -> bool:
+    """Whether there is compiled code for `attend`."""
+    return native.load(_SOURCE) is not None and _rows.compiled()
+
+
 def address() -> ctypes.c_void_p:
-    """Where the compiled code of `attend` lies, for other compiled code; only where it `serves`."""
+    """Where the compiled code of `attend` lies, for other compiled code; only where it is `compiled`."""
     return ctypes.cast(native.loaded(_SOURCE).attnbench_attend, ctypes.c_void_p)
 
 

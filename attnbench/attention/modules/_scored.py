@@ -213,6 +213,13 @@ class Scored(nn.Module):
         assert transform is not None  # or the backend would not have been chosen
         return transform
 
+    @property
+    def few_transform(self) -> Fused | None:
+        """The transform of steps on a processor that few.py answers; None where it answers none of them."""
+        if self.choice.gpu not in ("sdpa", "triton") or (self.training and self.dropout.p):
+            return None
+        return self._fused if few.compiled() and few.knows(self._fused) else None
+
     def _by_kernel(
         self, kernel: _Kernel, queries: Tensor, keys: Tensor, values: Tensor, memory: Memory
     ) -> Float[Tensor, "B H Q E2"]:

@@ -64,14 +64,19 @@ class MultiHead(Scored, SelfAttention):
         return Memory(keys, like.new_zeros(rows, self.heads, capacity, head), None, 0)
 
     def append(self, memory: Memory, new: Float[Tensor, "B Q D"]) -> Memory:
-        start = memory.filled or 0
-        end = start + new.shape[1]
-        if end > memory.values.shape[2]:
-            raise ValueError(f"the cache holds {memory.values.shape[2]} positions; {end} were asked for")
+        grown = self.grown(memory, new.shape[1])
+        start, end = memory.filled or 0, grown.filled
         key, value = (each.unflatten(-1, (self.heads, -1)) for each in self.project_memory(new).chunk(2, -1))
         assert memory.keys is not None  # allocate() made them
         memory.keys[:, :, start:end] = self.score.keys(key.transpose(1, 2))
         memory.values[:, :, start:end] = value.transpose(1, 2)
+        return grown
+
+    def grown(self, memory: Memory, more: int) -> Memory:
+        """A cache with so many more positions, of which nothing is written yet. Raises ValueError where it is full."""
+        end = (memory.filled or 0) + more
+        if end > memory.values.shape[2]:
+            raise ValueError(f"the cache holds {memory.values.shape[2]} positions; {end} were asked for")
         return memory._replace(filled=end)
 
     def forward(

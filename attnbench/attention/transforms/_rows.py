@@ -49,7 +49,12 @@ def serves(scores: Tensor) -> bool:
     """Whether the compiled path takes these scores."""
     if scores.device.type != "cpu" or scores.dtype not in _NAMES or scores.numel() == 0:
         return False
-    return native.readable(scores) and native.load(_SOURCE) is not None
+    return native.readable(scores) and compiled()
+
+
+def compiled() -> bool:
+    """Whether there is compiled code for transforms."""
+    return native.load(_SOURCE) is not None
 
 
 def weigh(scores: Float[Tensor, "... K"], valid: Bool[Tensor, "..."] | None, fused: Fused) -> Float[Tensor, "... K"]:
@@ -74,7 +79,7 @@ def read(fused: Fused, like: Float[Tensor, "... K"]) -> tuple[Transform, list[Te
 
 
 def address() -> ctypes.c_void_p:
-    """Where the compiled forward pass of float32 lies, for other compiled code; only where `serves`."""
+    """Where the compiled forward pass of float32 lies, for other compiled code; only where it is `compiled`."""
     return ctypes.cast(native.loaded(_SOURCE).attnbench_float32_forward, ctypes.c_void_p)
 
 
