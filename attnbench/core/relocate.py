@@ -6,6 +6,7 @@ Compiled (_relocate.cpp) each row is read and written once; with torch, twice.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,29 +26,33 @@ class _Held(ctypes.Structure):
     )  # fmt: skip
 
 
-def relocate(held: Shaped[Tensor, "R H K E"], into: Int[Tensor, "n"], source: Int[Tensor, "n"]) -> None:
-    """`held[into[i]]` becomes what `held[source[i]]` was before; no row of `into` comes twice."""
+def relocate(all_held: Sequence[Shaped[Tensor, "R H K E"]], into: Int[Tensor, "n"], source: Int[Tensor, "n"]) -> None:
+    """`held[into[i]]` of each becomes what `held[source[i]]` was before; no row of `into` comes twice."""
     if len(into) != len(source):
         raise ValueError(f"{len(source)} rows cannot go to {len(into)}")
-    if not _serves(held, into, source) or (library := native.load(_SOURCE)) is None:
-        held.index_copy_(0, into, held.index_select(0, source))
+    library = native.load(_SOURCE) if all(_lists(rows) for rows in (into, source)) else None
+    if library is None or not len(into) or not all(map(_serves, all_held)):
+        for held in all_held:
+            held.index_copy_(0, into, held.index_select(0, source))
         return
-    if len(into) and (
-        min(int(into.min()), int(source.min())) < 0 or max(int(into.max()), int(source.max())) >= len(held)
-    ):
-        raise IndexError(f"rows beyond the {len(held)} that there are")
-    size = held.element_size()
-    row, head, position, _ = (stride * size for stride in held.stride())
-    shape = _Held(held.data_ptr(), row, head, position, held.shape[1], held.shape[2], held.shape[3] * size)
-    into, source = into.contiguous(), source.contiguous()
+    named, into, source = torch.cat([into, source]), into.contiguous(), source.contiguous()
+    rows = min(map(len, all_held), default=0)
+    if int(named.min()) < 0 or int(named.max()) >= rows:
+        raise IndexError(f"rows beyond the {rows} that there are")
     move: Any = library.attnbench_relocate
-    move(
-        ctypes.byref(shape), native.at(into), native.at(source), ctypes.c_int64(len(into)),
-        torch.get_num_threads(),
-    )  # fmt: skip
+    for held in all_held:
+        size = held.element_size()
+        row, head, position, _ = (stride * size for stride in held.stride())
+        shape = _Held(held.data_ptr(), row, head, position, held.shape[1], held.shape[2], held.shape[3] * size)
+        move(
+            ctypes.byref(shape), native.at(into), native.at(source), ctypes.c_int64(len(into)),
+            torch.get_num_threads(),
+        )  # fmt: skip
 
 
-def _serves(held: Tensor, *rows: Tensor) -> bool:
-    if any(each.dtype != torch.int64 or each.dim() != 1 or not native.readable(each) for each in rows):
-        return False
+def _lists(rows: Tensor) -> bool:
+    return rows.dtype == torch.int64 and rows.dim() == 1 and native.readable(rows)
+
+
+def _serves(held: Tensor) -> bool:
     return held.device.type == "cpu" and held.stride(3) == 1 and held.numel() > 0 and native.readable(held)

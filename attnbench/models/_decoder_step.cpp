@@ -44,9 +44,12 @@ struct Layer {
 
 struct Step {
     int64_t rows, beams;         // `beams` rows a source
-    int64_t filled, positions;   // of the cache, before this step; of the source
-    Rows keys, values;           // the cache
+    int64_t filled;              // of the cache, before this step
+    Rows keys, values;           // the cache,
+    Rows own_keys, own_values;   // and what of it is attended,
+    int64_t own;                 // so many positions
     Rows source_keys, source_values;
+    int64_t positions;           // of the source
     Strided valid;               // of the source
     float* states;               // rows x width, which go in and come out,
     float *asked, *context;      // rows x width: queries, and what they receive
@@ -133,7 +136,7 @@ struct Run {
                 ask(layer.own, states);
                 return 0;
             }
-            case ATTEND: return attend(layer.own, step.keys, step.values, step.filled + 1, 1, {});
+            case ATTEND: return attend(layer.own, step.own_keys, step.own_values, step.own, 1, {});
             case ASK_SOURCE: ask(layer.source, next(through(layer.own.context, step.context, step.room), 1)); return 0;
             case ATTEND_SOURCE:
                 return attend(

@@ -58,8 +58,9 @@ class _Layer(ctypes.Structure):
 
 class _Step(ctypes.Structure):
     _fields_ = (
-        ("rows", ctypes.c_int64), ("beams", ctypes.c_int64), ("filled", ctypes.c_int64), ("positions", ctypes.c_int64),
-        ("keys", few.Rows), ("values", few.Rows), ("source_keys", few.Rows), ("source_values", few.Rows),
+        ("rows", ctypes.c_int64), ("beams", ctypes.c_int64), ("filled", ctypes.c_int64),
+        ("keys", few.Rows), ("values", few.Rows), ("own_keys", few.Rows), ("own_values", few.Rows),
+        ("own", ctypes.c_int64), ("source_keys", few.Rows), ("source_values", few.Rows), ("positions", ctypes.c_int64),
         ("valid", _rows.Strided), ("states", ctypes.c_void_p), ("asked", ctypes.c_void_p),
         ("context", ctypes.c_void_p), ("room", ctypes.c_void_p), ("more", ctypes.c_void_p),
         ("scores", ctypes.c_void_p), ("weights", ctypes.c_void_p),
@@ -104,8 +105,9 @@ class CompiledDecoder(Shared):
         room = _Room(states, self._layers, memories, grown)
         places = None
         for each, memory, cache in zip(self._layers, memories, grown, strict=True):
-            own, source = each.own, each.source and beams <= few.MOST
-            step = room.step(memory if source else None, cache, beams)
+            span = each.layer.attention.span(cache.filled - 1) if each.own else None
+            own, source = span is not None, each.source and beams <= few.MOST
+            step = room.step(memory if source else None, cache, span or range(0), beams)
             if places is None and not (own and source):
                 places = positions()
             first = _ASK
@@ -148,17 +150,21 @@ class _Room:
         self.states, self.asked, self.parts = states, parts[0].view(rows, width), parts
         self.addresses = [states.data_ptr(), *(each.data_ptr() for each in parts)]
 
-    def step(self, memory: Memory | None, cache: Memory, beams: int) -> _Step:
-        """memory: None where its attention is not compiled."""
-        assert cache.keys is not None and cache.filled is not None  # allocate() made them
-        own = few.rows_of(cache.keys), few.rows_of(cache.values)
+    def step(self, memory: Memory | None, cache: Memory, span: range, beams: int) -> _Step:
+        """memory: None where its attention is not compiled. span: what of the cache is attended."""
+        assert cache.keys is not None  # allocate() made them
+        assert cache.filled is not None
+        held = few.rows_of(cache.keys), few.rows_of(cache.values)
+        own = [few.Rows(r.data + 4 * span.start * r.position, r.batch, r.head, r.position * span.step) for r in held]
         source, count, valid = (few.Rows(), few.Rows()), 0, _rows.NOTHING
         if memory is not None:
             assert memory.keys is not None  # a MultiHead made them
             source, count = (few.rows_of(memory.keys), few.rows_of(memory.values)), memory.values.shape[2]
             if memory.valid is not None:
                 valid = _rows.Strided(memory.valid.data_ptr(), memory.valid.stride(0), 0, 0, memory.valid.stride(1))
-        return _Step(len(self.asked), beams, cache.filled - 1, count, *own, *source, valid, *self.addresses)
+        return _Step(
+            len(self.asked), beams, cache.filled - 1, *held, *own, len(span), *source, count, valid, *self.addresses
+        )
 
 
 def compile_decoder(layers: Sequence[DecoderLayer]) -> CompiledDecoder | None:

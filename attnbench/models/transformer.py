@@ -354,18 +354,11 @@ class Transformer(Seq2SeqModel):
         return states, tuple(grown)
 
     def reorder(self, state: TransformerState, rows: Int[Tensor, "R"], shared: int) -> TransformerState:
-        for cache in state.caches:
-            _move(cache, rows, shared)
+        moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
+        held = [each[:, :, shared : cache.filled] for cache in state.caches for each in (cache.keys, cache.values) if each is not None]
+        relocate(held, moved, rows[moved])  # the first `shared` positions stay, and so do rows that stand
         received = None if state.received is None else state.received.index_select(0, rows)
         return state._replace(received=received)
-
-
-def _move(cache: Memory, rows: Int[Tensor, "R"], shared: int) -> None:
-    """Row `rows[i]` of a cache to row i, in place; the first `shared` positions stay, and so do rows that stand."""
-    moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
-    for held in (cache.keys, cache.values):
-        if held is not None:
-            relocate(held[:, :, shared : cache.filled], moved, rows[moved])
 
 
 def _dims(spec: TransformerSpec, layer: int, longest_source: int | None) -> Dims:

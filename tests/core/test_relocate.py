@@ -27,7 +27,7 @@ def test_equals_a_copy(data):
     )
     into = torch.tensor(data.draw(st.lists(st.integers(0, rows - 1), unique=True)), dtype=torch.int64)
     source = torch.tensor([data.draw(st.integers(0, rows - 1)) for _ in into], dtype=torch.int64)
-    relocate(held[:, :, start:], into, source)
+    relocate([held[:, :, start:]], into, source)
     wanted = whole.clone()
     wanted[into, :, start:] = whole[source, :, start:]
     assert torch.equal(held, wanted)
@@ -41,7 +41,7 @@ def test_rows_larger_than_the_buffer(threads):
     wanted = held[order].clone()
     try:
         torch.set_num_threads(threads)
-        relocate(held, torch.arange(40), order)
+        relocate([held], torch.arange(40), order)
     finally:
         torch.set_num_threads(before)
     assert torch.equal(held, wanted)
@@ -52,7 +52,7 @@ def test_without_a_compiler_torch_moves_them():
     wanted = held.clone()
     wanted[:2] = held[order]
     with native.off():
-        relocate(held, torch.arange(2), order)
+        relocate([held], torch.arange(2), order)
     assert torch.equal(held, wanted)
 
 
@@ -60,19 +60,19 @@ def test_what_does_not_lie_in_positions_is_moved_by_torch():
     held = torch.randn(3, 2, 4, 5).transpose(2, 3)
     assert not module._serves(held)
     wanted = held[[1, 0]].clone()
-    relocate(held, torch.arange(2), torch.tensor([1, 0]))
+    relocate([held], torch.arange(2), torch.tensor([1, 0]))
     assert torch.equal(held[:2], wanted)
 
 
 def test_rows_that_are_not_told_as_asked_are_an_error():
     held = torch.randn(3, 1, 2, 2)
     with pytest.raises(RuntimeError):
-        relocate(held, torch.tensor([0], dtype=torch.int32), torch.tensor([1], dtype=torch.int32))
+        relocate([held], torch.tensor([0], dtype=torch.int32), torch.tensor([1], dtype=torch.int32))
     with pytest.raises(ValueError, match="1 rows cannot go to 2"):
-        relocate(held, torch.arange(2), torch.arange(1))
+        relocate([held], torch.arange(2), torch.arange(1))
 
 
 @pytest.mark.parametrize(("into", "source"), [([0], [3]), ([3], [0]), ([-1], [0]), ([0], [-1])])
 def test_rows_that_are_not_there_are_an_error(into, source):
     with pytest.raises((IndexError, RuntimeError)):
-        relocate(torch.zeros(3, 1, 2, 2), torch.tensor(into), torch.tensor(source))
+        relocate([torch.zeros(3, 1, 2, 2)], torch.tensor(into), torch.tensor(source))

@@ -216,9 +216,21 @@ class Scored(nn.Module):
     @property
     def few_transform(self) -> Fused | None:
         """The transform of steps on a processor that few.py answers; None where it answers none of them."""
-        if self.choice.gpu not in ("sdpa", "triton") or (self.training and self.dropout.p):
+        transform = self._known
+        own = self.choice.picks and self.role == "decoder_self"
+        if not (own or self.choice.gpu in ("sdpa", "triton")) or (self.training and self.dropout.p):
             return None
-        return self._fused if few.compiled() and few.knows(self._fused) else None
+        if transform is None or self.score.scale is None or not few.compiled():
+            return None
+        return transform if few.knows(transform) else None
+
+    def span(self, at: int) -> range | None:
+        """The keys of a cache that position `at` sees, where those are the same for all heads and evenly apart."""
+        if not self.choice.picks:
+            return range(at + 1)
+        seed = int(self.draw) if self.pattern.drawn else 0
+        seen = picked.seen(self.pattern, self.layer, seed, self.heads, at)  # pyright: ignore[reportArgumentType] - frozen
+        return range(at + 1)[seen] if isinstance(seen, slice) else None
 
     def _by_kernel(
         self, kernel: _Kernel, queries: Tensor, keys: Tensor, values: Tensor, memory: Memory
