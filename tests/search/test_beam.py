@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from attnbench.models.base import Seq2SeqModel, Source
 from attnbench.search.base import DEAD_END, searches
-from attnbench.search.beam import _Live
+from attnbench.search.places import Live
 
 PENALTIES = {
     "none": lambda n: 1.0,
@@ -237,7 +237,7 @@ def test_no_gradient_is_kept(lab):
 def live(lineage, log_prob, taken):
     lineage = torch.tensor([lineage], dtype=torch.int16)
     tokens = torch.zeros(lineage.shape, dtype=torch.long)
-    return _Live(torch.tensor([0]), torch.tensor([log_prob]), tokens, torch.tensor([taken]), lineage)
+    return Live(torch.tensor([0]), torch.tensor([log_prob]), tokens, torch.tensor([taken]), lineage)
 
 
 def test_what_places_have_in_common():
