@@ -7,6 +7,7 @@ The definition is `DecoderLayer.step`. An attention that _few.cpp does not know 
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -68,10 +69,11 @@ class _Step(ctypes.Structure):
 
 
 class _Compiled(NamedTuple):
-    """given: the layer as compiled code reads it. own, source: whether that attention is compiled, too. held: what must
-    live as long."""
+    """attention, cross: those of the layer. given: the layer as compiled code reads it. own, source: whether that
+    attention is compiled, too. held: what must live as long."""
 
-    layer: DecoderLayer
+    attention: MultiHead
+    cross: Attention
     given: _Layer
     own: bool
     source: bool
@@ -101,23 +103,20 @@ class CompiledDecoder(Shared):
         if not self._serves(states, memories, caches):
             return None
         states = states.contiguous()
-        grown = tuple(each.layer.attention.grown(cache, 1) for each, cache in zip(self._layers, caches, strict=True))
-        room = _Room(states, self._layers, memories, grown)
-        places = None
+        grown = tuple(each.attention.grown(cache, 1) for each, cache in zip(self._layers, caches, strict=True))
+        room, places = _Room(states, self._layers, memories, grown), functools.cache(positions)
         for each, memory, cache in zip(self._layers, memories, grown, strict=True):
-            span = each.layer.attention.span(cache.filled - 1) if each.own else None
+            span = each.attention.span((cache.filled or 0) - 1) if each.own else None
             own, source = span is not None, each.source and beams <= few.MOST
             step = room.step(memory if source else None, cache, span or range(0), beams)
-            if places is None and not (own and source):
-                places = positions()
             first = _ASK
             if not own:
                 _run(each, step, first, _ASK)
-                received = _received(each.layer.attention, room.asked, 1, cache, places[0])
+                received = _received(each.attention, room.asked, 1, cache, places()[0])
                 step.context, first = received.data_ptr(), _ASK_SOURCE
             if not source:
                 _run(each, step, first, _ASK_SOURCE)
-                received = _received(each.layer.cross, room.asked, beams, memory, places[1])
+                received = _received(each.cross, room.asked, beams, memory, places()[1])
                 step.context, first = received.data_ptr(), _FINISH
             _run(each, step, first, _FINISH)
         return states, grown
@@ -126,7 +125,9 @@ class CompiledDecoder(Shared):
         if torch.is_grad_enabled() or not packed.serves(self._dtype) or not _fit(states):
             return False
         for each, memory, cache in zip(self._layers, memories, caches, strict=True):
-            if not _fit(cache.keys, cache.values) or (each.source and not _fit(memory.keys, memory.values)):
+            if not _fit(cache.keys, cache.values):
+                return False
+            if each.source and not (_fit(memory.keys, memory.values) and _marks(memory.valid)):
                 return False
         return native.load(_SOURCE) is not None
 
@@ -172,21 +173,26 @@ def compile_decoder(layers: Sequence[DecoderLayer]) -> CompiledDecoder | None:
     these, and where a layer is not as transformer.py makes it, is in training or has hooks."""
     if torch.is_grad_enabled() or native.load(_SOURCE) is None:
         return None
-    found = []
+    found, dtypes = [], set[torch.dtype]()
     for layer in layers:
-        weights = {each: packed.compiled(each) for each in layer.modules() if isinstance(each, nn.Linear)}
-        if not _is_known(layer) or None in weights.values():
+        own = layer.attention
+        linears = [each for each in layer.modules() if isinstance(each, nn.Linear)]
+        weights = {each: held for each in linears if (held := packed.compiled(each)) is not None}
+        if type(own) is not MultiHead or not _is_known(layer, own) or len(weights) < len(linears):
             return None
-        found.append(_compiled(layer, weights))
-    return CompiledDecoder(found, packed.compiled(layers[0].feed_forward.expand)[0].dtype)
+        found.append(_compiled(layer, own, weights))
+        dtypes |= {held.weight.dtype for held in weights.values()}
+    return CompiledDecoder(found, dtypes.pop()) if len(dtypes) == 1 else None
 
 
-def _is_known(layer: DecoderLayer) -> bool:
+def _is_known(layer: DecoderLayer, own: MultiHead) -> bool:
     """Whether the definition does what compiled code would do."""
-    own, residuals = layer.attention, _residuals(layer)
-    if type(own) is not MultiHead or type(own.score).keys is not Score.keys:
-        return False
-    if type(layer.feed_forward) is not FeedForward or any(type(each) is not Residual for each in residuals):
+    residuals = _residuals(layer)
+    if (
+        type(own.score).keys is not Score.keys
+        or type(layer.feed_forward) is not FeedForward
+        or any(type(each) is not Residual for each in residuals)
+    ):
         return False
     for each in layer.modules():
         if each.training or any(getattr(each, hooks) for hooks in _HOOKS):
@@ -197,15 +203,16 @@ def _is_known(layer: DecoderLayer) -> bool:
     return all(type(each) is nn.LayerNorm and _fit(each.weight, each.bias) for each in norms)
 
 
-def _compiled(layer: DecoderLayer, weights: Mapping[nn.Linear, packed.Compiled]) -> _Compiled:
-    held: list[Any] = [weights]
+def _compiled(layer: DecoderLayer, own: MultiHead, weights: Mapping[nn.Linear, packed.Compiled]) -> _Compiled:
+    residuals = _residuals(layer)
+    held: list[Any] = [weights, residuals]
 
     def linear(of: nn.Linear) -> _Linear:
         weight, bias = weights[of]
         return _Linear(products.address(weight.dtype), weight.read(), None if bias is None else bias.data_ptr())
 
     def site(of: Attention) -> tuple[_Site, bool]:
-        if not isinstance(of, MultiHead):
+        if type(of) is not MultiHead:
             return _Site(), False  # it is given the states as they are
         query, context = linear(of.project_query), linear(of.project_context)
         known = of.few_transform
@@ -215,7 +222,7 @@ def _compiled(layer: DecoderLayer, weights: Mapping[nn.Linear, packed.Compiled])
         held.append(kept)
         return _Site(query, context, few.address(), _rows.address(), transform, of.score.scale), True
 
-    own, forward, residuals = layer.attention, layer.feed_forward, _residuals(layer)
+    forward = layer.feed_forward
     own_site, own_compiled = site(own)
     source_site, source_compiled = site(layer.cross)
     norms = [_Norm(each.norm.weight.data_ptr(), each.norm.bias.data_ptr(), each.norm.eps) for each in residuals]
@@ -223,7 +230,7 @@ def _compiled(layer: DecoderLayer, weights: Mapping[nn.Linear, packed.Compiled])
         own.context_width, own.heads, residuals[0].before, (_Norm * 3)(*norms), own_site, source_site,
         linear(own.project_memory), linear(forward.expand), linear(forward.contract),
     )  # fmt: skip
-    return _Compiled(layer, given, own_compiled, source_compiled, held)
+    return _Compiled(own, layer.cross, given, own_compiled, source_compiled, held)
 
 
 def _residuals(layer: DecoderLayer) -> tuple[Residual, Residual, Residual]:
@@ -241,11 +248,16 @@ def _received(
 ) -> Float[Tensor, "B Q D"]:
     """What an attention that is not compiled gives: of a MultiHead before its last projection."""
     asked = asked.view(-1, beams, asked.shape[1])
-    if not isinstance(attention, MultiHead):
+    if type(attention) is not MultiHead:
         return attention(asked, memory, positions).context.float().contiguous()
     queries = asked.unflatten(-1, (attention.heads, -1)).transpose(1, 2)
     mixed = attention.mix(queries, memory, positions, None, False)[0]
     return mixed.transpose(1, 2).flatten(2).float().contiguous()
+
+
+def _marks(valid: Tensor | None) -> bool:
+    """Whether compiled code can read a mask."""
+    return valid is None or (valid.is_cpu and valid.stride(-1) == 1 and native.readable(valid))
 
 
 def _fit(*tensors: Tensor | None) -> bool:
@@ -253,4 +265,6 @@ def _fit(*tensors: Tensor | None) -> bool:
     for each in tensors:
         if each is None or each.dtype != torch.float32 or not each.is_cpu or each.stride(-1) != 1 or not each.numel():
             return False
-    return native.readable(*tensors)
+        if not native.readable(each):
+            return False
+    return True

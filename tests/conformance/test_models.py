@@ -12,6 +12,7 @@ from attnbench.attention.patterns.base import patterns
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.types import Role
 from attnbench.core.errors import AttnbenchError
+from attnbench.core.packed import pack
 from attnbench.core.tree import expand_batch, map_batch, select_batch
 from attnbench.models.base import Seq2SeqModel, Sizes, Source, models
 from attnbench.search.base import SpecialIds, searches
@@ -164,6 +165,10 @@ EACH = pytest.mark.parametrize("raw", CASES)
 PRECISION = pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["float64", "float32"]
 )
+PACKING = pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["float64", "float32, packed"]
+)
+"""Weights of float32 alone are packed, as in a search."""
 
 
 def build(raw: dict[str, Any], dtype: torch.dtype = torch.float64, seed: int = 3) -> Seq2SeqModel:
@@ -223,19 +228,21 @@ def test_step_equals_decode(raw, dtype, tolerance):
 
 
 @EACH
+@PACKING
 @torch.no_grad()
-def test_step_with_beams_equals_decode(raw):
+def test_step_with_beams_equals_decode(raw, dtype, tolerance):
     """Three prefixes a source share its Memory; halfway a source leaves, and beams change places."""
-    model, beams = build(raw), 3
+    model, beams = build(raw, dtype), 3
     source, _, _ = batch()
     prefixes = torch.randint(3, VOCABULARY, (len(LENGTHS) * beams, 5), generator=torch.Generator().manual_seed(4))
     prefixes[:, 0] = BOS
     whole = logits(model, Source(*(expand_batch(part, beams) for part in (source.data, source.valid))), prefixes)
+    pack(model)
     memory = model.encode(source)
     state = model.start(memory, 5, beams)
     for at in range(3):
         found, state = model.step(memory, state, prefixes[:, at])
-        close(found, whole[:, at])
+        close(found, whole[:, at], tolerance)
     rows = torch.tensor([1, 1, 0, 8, 6, 8])  # of the sources 0 and 2; source 1 is finished
     memory, state = select_batch(memory, torch.tensor([0, 2])), select_batch(state, rows)
     later = torch.cat([prefixes[rows, :3], prefixes[torch.arange(6), 3:]], dim=1)
@@ -243,7 +250,7 @@ def test_step_with_beams_equals_decode(raw):
     whole = logits(model, left, later)
     for at in range(3, 5):
         found, state = model.step(memory, state, later[:, at])
-        close(found, whole[:, at])
+        close(found, whole[:, at], tolerance)
 
 
 @EACH

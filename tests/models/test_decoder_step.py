@@ -1,0 +1,247 @@
+"""Compiled steps of a decoder are the steps of its definition; tests/conformance steps every mechanism through them."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attnbench.attention.backends import few
+from attnbench.attention.modules.multihead import MultiHead
+from attnbench.core import native, packed
+from attnbench.core.packed import pack
+from attnbench.core.quantization import Quantized
+from attnbench.core.tree import select_batch
+from attnbench.models import decoder_step
+from attnbench.models.base import Sizes, Source
+from attnbench.models.transformer import Transformer, TransformerSpec
+
+WORDS, LENGTHS = 19, (6, 1, 4)
+
+pytestmark = pytest.mark.skipif(
+    native.engine() is None or not packed._own_packs(torch.float32),
+    reason="no C++ compiler, or its products are not exact: the definition serves",
+)
+
+
+def built(**raw: Any) -> Transformer:
+    torch.manual_seed(2)
+    small = {"layers": 2, "width": 24, "heads": 3, "ffn": 40, "dropout": 0.1, "tie": "none"}
+    model = TransformerSpec.model_validate({**small, **raw}).build(Sizes(WORDS, WORDS, False, longest_source=9))
+    for parameter in model.parameters():
+        parameter.data += 0.2 * torch.randn_like(parameter)
+    return model.eval()
+
+
+@pytest.fixture(autouse=True)
+def _own(monkeypatch):
+    """Whatever is faster on this machine."""
+    monkeypatch.setattr(packed, "_way", lambda dtype: packed._Own)
+
+
+def source() -> Source:
+    valid = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+    return Source(torch.randint(3, WORDS, valid.shape, generator=torch.Generator().manual_seed(5)) * valid, valid)
+
+
+def stepped(model: Transformer, beams: int, *, compiled: bool, steps: int = 6, rows: Tensor | None = None) -> Tensor:
+    """Logits of all steps; halfway rows change places."""
+    prefixes = torch.randint(3, WORDS, (len(LENGTHS) * beams, steps), generator=torch.Generator().manual_seed(6))
+    found = []
+    with torch.no_grad(), nullcontext() if compiled else native.off():
+        memory = model.encode(source())
+        state = model.widen(model.start(memory, steps), beams)
+        assert (state.compiled is not None) == compiled
+        for at in range(steps):
+            logits, state = model.step(memory, state, prefixes[:, at])
+            found.append(logits)
+            if at == 2 and rows is not None:
+                state = model.reorder(state, rows, 0)
+    return torch.stack(found)
+
+
+SITES: dict[str, Any] = {
+    "softmax": {},
+    "top-k": {"default": {"transform": {"kind": "topk", "k": 2}}},
+    "top-k of more than there are": {"default": {"transform": {"kind": "topk", "k": 100}}},
+    "sparse in training": {"default": {"transform": "sparsemax", "sparsify": "train"}},
+    "learned alpha": {"default": {"transform": {"kind": "entmax", "alpha": "learned"}}},
+    "window": {"decoder_self": {"pattern": "window", "budget": 3}},
+    "dilated": {"decoder_self": {"pattern": "dilated", "budget": 3}},
+    "listed keys": {"decoder_self": {"pattern": "bigbird", "budget": 4}},
+    "csparsemax's kin": {"cross": {"transform": "sigmoid"}},
+    "additive over the source": {"cross": {"score": "additive"}},
+    "no projections": {"cross": {"module": "single_head"}},
+    "slots": {"cross": {"module": {"kind": "fixed_memory", "slots": 3}}},
+    "dense": {"default": {"backend": "dense"}},
+}
+
+
+@pytest.mark.parametrize("shape", [{}, {"norm": "pre"}, {"shared_norm": True, "decoder_layers": 3}], ids=str)
+@pytest.mark.parametrize("name", SITES)
+def test_the_definition(name, shape):
+    model = built(attention=SITES[name], **shape)
+    wanted = stepped(model, 1, compiled=False)
+    pack(model)
+    torch.testing.assert_close(stepped(model, 1, compiled=True), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("beams", [2, few.MOST, few.MOST + 1])
+@pytest.mark.parametrize("name", ["softmax", "learned alpha", "listed keys", "slots"])
+def test_beams(name, beams):
+    model = built(attention=SITES[name])
+    rows = torch.randint(0, beams, (len(LENGTHS), beams)) + beams * torch.arange(len(LENGTHS))[:, None]
+    wanted = stepped(model, beams, compiled=False, rows=rows.flatten())
+    pack(model)
+    torch.testing.assert_close(stepped(model, beams, compiled=True, rows=rows.flatten()), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not packed._own_packs(torch.int8), reason="this processor has no products of 8 bits here")
+def test_whole_numbers_of_8_bits(monkeypatch):
+    """Beside the definition, which rounds the same numbers but where a last digit of float32 decides."""
+    model, other = built(), built()
+    pack(model, "int8")
+    monkeypatch.setattr(packed, "_way", lambda dtype: packed._Defined)
+    pack(other, "int8")
+    assert isinstance(other.output.forward.product.weight, Quantized)
+    found, wanted = stepped(model, 2, compiled=True), stepped(other, 2, compiled=False)
+    assert (found - wanted).norm() < 1e-2 * wanted.norm()
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_a_row_is_the_same_whatever_stands_beside_it(beams):
+    model = built(width=48, ffn=96)
+    pack(model)
+    with torch.no_grad():
+        memory = model.encode(source())
+        together = model.widen(model.start(memory, 3), beams)
+        row = torch.arange(beams) + beams  # of the second source
+        alone_memory, alone = select_batch(memory, torch.tensor([1])), select_batch(together, row)
+        for token in (1, 5, 7):
+            logits, together = model.step(memory, together, torch.full((len(LENGTHS) * beams,), token))
+            found, alone = model.step(alone_memory, alone, torch.full((beams,), token))
+            assert torch.equal(found, logits[row])
+
+
+def test_what_is_no_number_spoils_its_own_row():
+    model = built()
+    pack(model)
+    with torch.no_grad():
+        memory = model.encode(source())
+        for each in memory.cross:
+            each.values[1] = torch.nan
+        logits, _ = model.step(memory, model.start(memory, 2), torch.tensor([3, 4, 5]))
+    assert logits.isnan().any(1).tolist() == [False, True, False]
+
+
+def test_a_full_cache_is_an_error():
+    model = built()
+    pack(model)
+    with torch.no_grad():
+        memory = model.encode(source())
+        state = model.start(memory, 1)
+        _, state = model.step(memory, state, torch.tensor([3, 4, 5]))
+        assert state.compiled is not None
+        with pytest.raises(ValueError, match="holds 1 positions; 2"):
+            model.step(memory, state, torch.tensor([3, 4, 5]))
+
+
+class _Other(MultiHead):
+    pass
+
+
+def _plain_attention(model: Transformer) -> None:
+    model.decoder[1].attention.__class__ = _Other
+
+
+def _hooked(model: Transformer) -> None:
+    model.decoder[0].cross.register_forward_hook(lambda *given: None)
+
+
+def _in_training(model: Transformer) -> None:
+    model.decoder[0].cross_residual.dropout.train()
+
+
+def _other_norm(model: Transformer) -> None:
+    model.decoder[0].cross_residual.norm = nn.LayerNorm(24, bias=False)
+
+
+def _replaced(model: Transformer) -> None:
+    model.decoder[0].feed_forward.forward = lambda states: states
+
+
+def _one_weight_less(model: Transformer) -> None:
+    del model.decoder[1].feed_forward.expand.forward
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_plain_attention, _hooked, _in_training, _other_norm, _replaced, _one_weight_less],
+    ids=lambda f: f.__name__,
+)
+@torch.no_grad()
+def test_what_is_out_of_the_ordinary_is_left_to_the_definition(change):
+    model = built()
+    pack(model)
+    assert decoder_step.compile_decoder(list(model.decoder)) is not None
+    change(model)
+    assert decoder_step.compile_decoder(list(model.decoder)) is None
+
+
+def test_where_nothing_is_packed_and_with_gradients_the_definition_serves():
+    model = built()
+    assert decoder_step.compile_decoder(list(model.decoder)) is None
+    pack(model)
+    assert decoder_step.compile_decoder(list(model.decoder)) is None  # gradients may be asked for
+    with torch.no_grad():
+        memory = model.encode(source())
+        state = model.start(memory, 2)
+        assert state.compiled is not None
+    logits, _ = model.step(memory, state, torch.tensor([3, 4, 5]))
+    logits.sum().backward()
+    assert model.decoder[0].feed_forward.expand.weight.grad is not None
+
+
+@torch.no_grad()
+def test_another_type_under_autocast_is_left_to_the_definition(monkeypatch):
+    model = built()
+    pack(model)
+    memory = model.encode(source())
+    state = model.start(memory, 2)
+    ran = []
+    monkeypatch.setattr(decoder_step, "_run", lambda *given: ran.append(given))
+    with torch.autocast("cpu", torch.bfloat16):
+        model.step(memory, state, torch.tensor([3, 4, 5]))
+    with native.off():
+        model.step(memory, model.start(memory, 2)._replace(compiled=state.compiled), torch.tensor([3, 4, 5]))
+    assert not ran
+    model.step(memory, state, torch.tensor([3, 4, 5]))
+    assert len(ran) == 2  # layers
+
+
+@torch.no_grad()
+def test_a_mask_that_lies_otherwise_in_memory():
+    model = built()
+    pack(model)
+    given = source()
+    turned = Source(given.data, given.valid.t().contiguous().t())
+    token = torch.tensor([3, 4, 5])
+    logits = [model.step(memory := model.encode(each), model.start(memory, 2), token)[0] for each in (given, turned)]
+    torch.testing.assert_close(*logits)
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"), [("softmax", 1), ("window", 1), ("listed keys", 2), ("slots", 2), ("dense", 3)]
+)
+@torch.no_grad()
+def test_calls_a_layer(name, calls, monkeypatch):
+    model = built(attention=SITES[name])
+    pack(model)
+    ran, run = [], decoder_step._run
+    monkeypatch.setattr(decoder_step, "_run", lambda *given: (ran.append(given), run(*given)))
+    stepped(model, 1, compiled=True)
+    assert len(ran) <= 2 * 6 * calls  # layers, steps: a pattern's first keys may stand evenly apart, too
+    assert len(ran) > 2 * 6 * (calls - 1)
