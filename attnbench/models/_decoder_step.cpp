@@ -1,7 +1,7 @@
-// One position of every row through a layer of a Transformer's decoder, without gradients: the sublayers of
-// transformer.py's DecoderLayer.step, whose products and attention are those of _products.cpp and _few.cpp.
+// One position of every row through a Transformer's decoder, without gradients, as Transformer.step in transformer.py
+// defines it; products and attention are those of _products.cpp and _few.cpp.
 //
-// The layer falls into stages; an attention that is not compiled takes the place of its stage.
+// A layer falls into stages; an attention that is not compiled takes the place of its stage.
 
 #include <algorithm>
 #include <cmath>
@@ -42,6 +42,18 @@ struct Layer {
     Linear expand, contract;
 };
 
+struct Words {  // what tokens are embedded with; so many numbers from one row of a table to the next
+    const float* table;
+    int64_t count, row;
+    float scale;
+    const float* positions;
+    int64_t position, width;
+};
+struct Output {
+    const Norm* norm;  // null: none
+    Linear linear;
+};
+
 struct Step {
     int64_t rows, beams;         // `beams` rows a source
     int64_t filled;              // of the cache, before this step
@@ -55,6 +67,18 @@ struct Step {
     float *asked, *context;      // rows x width: queries, and what they receive
     float *room, *more, *scores, *weights;  // rows x the widest inner, rows x width, and as `Attention` has them
 };
+
+// y = norm(x), one row each.
+void normalise(const Norm& norm, const float* x, float* y, int64_t width) {
+    float sum = 0, squares = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < width; ++i) sum += x[i];
+    const float mean = sum / width;
+#pragma omp simd reduction(+ : squares)
+    for (int64_t i = 0; i < width; ++i) squares += (x[i] - mean) * (x[i] - mean);
+    const float scale = 1 / std::sqrt(squares / width + norm.epsilon);
+    for (int64_t i = 0; i < width; ++i) y[i] = (x[i] - mean) * scale * norm.weight[i] + norm.bias[i];
+}
 
 struct Run {
     const Layer& layer;
@@ -78,16 +102,7 @@ struct Run {
             float* x = step.states + r * width;
             if (more)
                 for (int64_t i = 0; i < width; ++i) x[i] += more[r * width + i];
-            if (!norm) continue;
-            float sum = 0, squares = 0;
-#pragma omp simd reduction(+ : sum)
-            for (int64_t i = 0; i < width; ++i) sum += x[i];
-            const float mean = sum / width;
-#pragma omp simd reduction(+ : squares)
-            for (int64_t i = 0; i < width; ++i) squares += (x[i] - mean) * (x[i] - mean);
-            const float scale = 1 / std::sqrt(squares / width + norm->epsilon);
-            float* y = to + r * width;
-            for (int64_t i = 0; i < width; ++i) y[i] = (x[i] - mean) * scale * norm->weight[i] + norm->bias[i];
+            if (norm) normalise(*norm, x, to + r * width, width);
         }
     }
 
@@ -146,6 +161,7 @@ struct Run {
                 float* inner = step.room;
                 through(layer.expand, states, inner);
                 const int64_t count = step.rows * layer.expand.weight.outputs;
+#pragma omp parallel for simd num_threads(threads) schedule(static) if (parallel : threads > 1 && count > SERIAL)
                 for (int64_t i = 0; i < count; ++i) inner[i] = inner[i] < 0 ? 0 : inner[i];  // NaN stays
                 next(through(layer.contract, inner, step.more), 3);
                 return 0;
@@ -156,10 +172,38 @@ struct Run {
 
 }  // namespace
 
-// The stages from `first` to `last`. Not 0 where there is no memory.
-extern "C" int attnbench_decoder_step(const Layer* layer, const Step* step, int first, int last, int threads) {
-    const Run run = {*layer, *step, threads};
-    for (int stage = first; stage <= last; ++stage)
-        if (const int failed = run(stage)) return failed;
+// The embeddings of tokens that stand at position `at`. Not 0 where one of them has none.
+extern "C" int attnbench_decoder_embed(const Words* words, const int64_t* tokens, int64_t rows, int64_t at, float* states) {
+    const float* position = words->positions + at * words->position;
+    for (int64_t r = 0; r < rows; ++r) {
+        if (tokens[r] < 0 || tokens[r] >= words->count) return 1;
+        const float* from = words->table + tokens[r] * words->row;
+        float* to = states + r * words->width;
+        for (int64_t i = 0; i < words->width; ++i) to[i] = from[i] * words->scale + position[i];
+    }
     return 0;
+}
+
+// The stages from `first` to `last` of so many layers, one after the other. Not 0 where there is no memory.
+extern "C" int attnbench_decoder_layers(
+    const Layer* layers, const Step* steps, int64_t count, int first, int last, int threads) {
+    for (int64_t i = 0; i < count; ++i) {
+        const Run run = {layers[i], steps[i], threads};
+        for (int stage = first; stage <= last; ++stage)
+            if (const int failed = run(stage)) return failed;
+    }
+    return 0;
+}
+
+// logits: rows x words. room: rows x width.
+extern "C" void attnbench_decoder_logits(
+    const Output* output, const float* states, int64_t rows, float* room, float* logits, int threads) {
+    const Packed& weight = output->linear.weight;
+    const float* from = states;
+    if (output->norm) {
+        for (int64_t r = 0; r < rows; ++r)
+            normalise(*output->norm, states + r * weight.inputs, room + r * weight.inputs, weight.inputs);
+        from = room;
+    }
+    output->linear.product(from, weight.inputs, &weight, output->linear.bias, logits, rows, threads);
 }

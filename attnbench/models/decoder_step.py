@@ -1,19 +1,19 @@
-"""A step of a Transformer's decoder in compiled code (_decoder_step.cpp), one call a layer: with few rows the calls of
-torch operations take longer than what they compute.
+"""A step of a Transformer's decoder in compiled code (_decoder_step.cpp), in few calls: with few rows those of torch
+operations take longer than what they compute.
 
-The definition is `DecoderLayer.step`. An attention that _few.cpp does not know is asked between two calls.
+The definition is in transformer.py. An attention that _few.cpp does not know is asked between two calls.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attnbench.attention.backends import few
@@ -24,7 +24,7 @@ from attnbench.attention.transforms import _rows
 from attnbench.attention.types import Memory, Positions
 from attnbench.core import native, packed, products
 from attnbench.core.tree import Shared
-from attnbench.models.layers import FeedForward, Residual
+from attnbench.models.layers import Embedding, FeedForward, Residual, require_positions
 
 if TYPE_CHECKING:
     from attnbench.models.transformer import DecoderLayer
@@ -68,88 +68,125 @@ class _Step(ctypes.Structure):
     )  # fmt: skip
 
 
-class _Compiled(NamedTuple):
-    """attention, cross: those of the layer. given: the layer as compiled code reads it. own, source: whether that
-    attention is compiled, too. held: what must live as long."""
+class _Words(ctypes.Structure):
+    _fields_ = (
+        ("table", ctypes.c_void_p), ("count", ctypes.c_int64), ("row", ctypes.c_int64), ("scale", ctypes.c_float),
+        ("positions", ctypes.c_void_p), ("position", ctypes.c_int64), ("width", ctypes.c_int64),
+    )  # fmt: skip
+
+
+class _Output(ctypes.Structure):
+    _fields_ = (("norm", ctypes.POINTER(_Norm)), ("linear", _Linear))
+
+
+class _Sites(NamedTuple):
+    """The attentions of a layer, and whether compiled code knows them."""
 
     attention: MultiHead
+    compiled: bool
     cross: Attention
-    given: _Layer
-    own: bool
-    source: bool
+    cross_compiled: bool
+
+
+class _Given(NamedTuple):
+    """What compiled code reads. inner: the widest of what a layer makes. dtype: of packed weights. held: what must live
+    as long."""
+
+    words: _Words
+    layers: ctypes.Array[_Layer]
+    output: _Output
+    inner: int
+    dtype: torch.dtype
     held: list[Any]
 
 
 class CompiledDecoder(Shared):
-    """The layers of a decoder with the weights that they have packed now: see `compile_decoder`."""
+    """A decoder with the weights that it has packed now: see `compile_decoder`."""
 
-    def __init__(self, layers: Sequence[_Compiled], dtype: torch.dtype) -> None:
-        self._layers, self._dtype = layers, dtype
+    def __init__(self, embedding: Embedding, sites: Sequence[_Sites], given: _Given) -> None:
+        self._embedding, self._sites, self._given = embedding, sites, given
 
     def step(
-        self,
-        states: Float[Tensor, "R 1 D"],
-        memories: Sequence[Memory],
-        caches: Sequence[Memory],
-        beams: int,
-        positions: Callable[[], tuple[Positions, Positions]],
-    ) -> tuple[Float[Tensor, "R 1 D"], tuple[Memory, ...]] | None:
-        """One position of every row through all layers, and the caches with it; None where that is left to the
-        definition. The states are written to.
+        self, token: Int[Tensor, "R"], at: int, memories: Sequence[Memory], caches: Sequence[Memory], beams: int
+    ) -> tuple[Float[Tensor, "R V"], tuple[Memory, ...]] | None:
+        """The logits after one more token a row, which stands at position `at`, and the caches with it; None where that
+        is left to the definition.
 
-        memories: of each layer, one row a source, which `beams` rows share. positions: those of a step over the cache
-        and over the source, for an attention that is not compiled.
+        memories: of each layer, one row a source, which `beams` rows share. Raises IndexError for a token that has no
+        embedding, ValueError where a cache is full, AttnbenchError past the last position.
         """
-        if not self._serves(states, memories, caches):
+        if not self._serves(token, memories, caches):
             return None
-        states = states.contiguous()
-        grown = tuple(each.attention.grown(cache, 1) for each, cache in zip(self._layers, caches, strict=True))
-        room, places = _Room(states, self._layers, memories, grown), functools.cache(positions)
-        for each, memory, cache in zip(self._layers, memories, grown, strict=True):
-            span = each.attention.span((cache.filled or 0) - 1) if each.own else None
-            own, source = span is not None, each.source and beams <= few.MOST
-            step = room.step(memory if source else None, cache, span or range(0), beams)
-            first = _ASK
-            if not own:
-                _run(each, step, first, _ASK)
-                received = _received(each.attention, room.asked, 1, cache, places()[0])
-                step.context, first = received.data_ptr(), _ASK_SOURCE
-            if not source:
-                _run(each, step, first, _ASK_SOURCE)
-                received = _received(each.cross, room.asked, beams, memory, places()[1])
-                step.context, first = received.data_ptr(), _FINISH
-            _run(each, step, first, _FINISH)
-        return states, grown
+        require_positions(at + 1, self._embedding.max_length)
+        library: Any = native.loaded(_SOURCE)
+        sites, given = self._sites, self._given
+        grown = tuple(each.attention.grown(cache, 1) for each, cache in zip(sites, caches, strict=True))
+        room = _Room(token, given, memories, grown)
+        if library.attnbench_decoder_embed(
+            ctypes.byref(given.words), native.at(token), *map(ctypes.c_int64, (len(token), at)), room.states
+        ):
+            raise IndexError(f"a token has no row among the {given.words.count} embeddings")
+        spans = [each.attention.span(at) if each.compiled else None for each in sites]
+        sources = [each.cross_compiled and beams <= few.MOST for each in sites]
+        steps = (_Step * len(sites))(*(
+            room.step(memory if source else None, cache, span or range(0), beams)
+            for memory, source, cache, span in zip(memories, sources, grown, spans, strict=True)
+        ))  # fmt: skip
+        if None not in spans and all(sources):
+            _run(given.layers, steps)
+        else:
+            own, source = step_positions(at, beams, memories[0].values.shape[2], token.device)
+            for place, each in enumerate(sites):
+                layer, step, first = given.layers[place], steps[place], _ASK
+                if spans[place] is None:
+                    _run(layer, step, first, _ASK)
+                    received = _received(each.attention, room.asked(), 1, grown[place], own)
+                    step.context, first = received.data_ptr(), _ASK_SOURCE
+                if not sources[place]:
+                    _run(layer, step, first, _ASK_SOURCE)
+                    received = _received(each.cross, room.asked(), beams, memories[place], source)
+                    step.context, first = received.data_ptr(), _FINISH
+                _run(layer, step, first, _FINISH)
+        logits = room.buffer.new_empty(len(token), given.output.linear.weight.outputs)
+        library.attnbench_decoder_logits(
+            ctypes.byref(given.output), room.states, ctypes.c_int64(len(token)), room.more, native.at(logits),
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return logits, grown
 
-    def _serves(self, states: Tensor, memories: Sequence[Memory], caches: Sequence[Memory]) -> bool:
-        if torch.is_grad_enabled() or not packed.serves(self._dtype) or not _fit(states):
+    def _serves(self, token: Tensor, memories: Sequence[Memory], caches: Sequence[Memory]) -> bool:
+        if torch.is_grad_enabled() or not packed.serves(self._given.dtype) or native.load(_SOURCE) is None:
             return False
-        for each, memory, cache in zip(self._layers, memories, caches, strict=True):
+        if token.dtype != torch.int64 or not token.is_cpu or not token.is_contiguous() or not len(token):
+            return False
+        for each, memory, cache in zip(self._sites, memories, caches, strict=True):
             if not _fit(cache.keys, cache.values):
                 return False
-            if each.source and not (_fit(memory.keys, memory.values) and _marks(memory.valid)):
+            if each.cross_compiled and not (_fit(memory.keys, memory.values) and _marks(memory.valid)):
                 return False
-        return native.load(_SOURCE) is not None
+        return native.readable(token)
 
 
 class _Room:
     """What the layers of one step write to, one after the other."""
 
     def __init__(
-        self,
-        states: Float[Tensor, "R 1 D"],
-        layers: Sequence[_Compiled],
-        memories: Sequence[Memory],
-        caches: Sequence[Memory],
+        self, token: Int[Tensor, "R"], given: _Given, memories: Sequence[Memory], caches: Sequence[Memory]
     ) -> None:
-        rows, _, width = states.shape
-        inner = max(2 * width, *(each.given.expand.weight.outputs for each in layers))
-        heads = max(each.given.heads for each in layers)
+        self.rows, self.width = len(token), given.words.width
+        heads = max(each.heads for each in given.layers)
         keys = max(*(each.values.shape[2] for each in memories), *(each.filled or 0 for each in caches))
-        sizes = (rows * width, rows * width, rows * inner, rows * width, *2 * (rows * heads * keys,))
-        parts = states.new_empty(sum(sizes)).split(sizes)
-        self.states, self.asked, self.parts = states, parts[0].view(rows, width), parts
-        self.addresses = [states.data_ptr(), *(each.data_ptr() for each in parts)]
+        all_keys, wide = self.rows * heads * keys, self.rows * self.width
+        self.buffer = torch.empty(4 * wide + self.rows * given.inner + 2 * all_keys, dtype=torch.float32, device="cpu")
+        ends = itertools.accumulate((wide, wide, wide, wide, self.rows * given.inner, all_keys), initial=0)
+        at = self.buffer.data_ptr()
+        states, asked, context, more, inner, scores, weights = (at + 4 * end for end in ends)
+        self.states, self.more = ctypes.c_void_p(states), ctypes.c_void_p(more)
+        self.addresses = (states, asked, context, inner, more, scores, weights)
+
+    def asked(self) -> Float[Tensor, "R D"]:
+        wide = self.rows * self.width
+        return self.buffer[wide : 2 * wide].view(self.rows, self.width)
 
     def step(self, memory: Memory | None, cache: Memory, span: range, beams: int) -> _Step:
         """memory: None where its attention is not compiled. span: what of the cache is attended."""
@@ -163,58 +200,81 @@ class _Room:
             source, count = (few.rows_of(memory.keys), few.rows_of(memory.values)), memory.values.shape[2]
             if memory.valid is not None:
                 valid = _rows.Strided(memory.valid.data_ptr(), memory.valid.stride(0), 0, 0, memory.valid.stride(1))
-        return _Step(
-            len(self.asked), beams, cache.filled - 1, *held, *own, len(span), *source, count, valid, *self.addresses
-        )
+        return _Step(self.rows, beams, cache.filled - 1, *held, *own, len(span), *source, count, valid, *self.addresses)
 
 
-def compile_decoder(layers: Sequence[DecoderLayer]) -> CompiledDecoder | None:
-    """The layers as they are now, for steps until their weights change; None where code compiled here has not packed
-    these, and where a layer is not as transformer.py makes it, is in training or has hooks."""
+def step_positions(at: int, beams: int, keys: int, device: torch.device) -> tuple[Positions, Positions]:
+    """Those of a step at position `at` over the cache, and over so many source positions, which the beams of a source
+    ask side by side."""
+    asks = torch.full((1,), at, device=device)
+    over = (torch.arange(count, device=device) for count in (at + 1, keys))
+    return Positions(asks, next(over)), Positions(asks.expand(beams), next(over))
+
+
+def compile_decoder(
+    embedding: Embedding, layers: Sequence[DecoderLayer], norm: nn.Module, output: nn.Linear
+) -> CompiledDecoder | None:
+    """The decoder as it is now, for steps until its weights change; None where code compiled here has not packed these,
+    and where a part is not as transformer.py makes it, is in training or has hooks."""
     if torch.is_grad_enabled() or native.load(_SOURCE) is None:
         return None
-    found, dtypes = [], set[torch.dtype]()
+    parts = [each for part in (embedding, *layers, norm, output) for each in part.modules()]
+    linears = [each for each in parts if isinstance(each, nn.Linear)]
+    weights = {each: found for each in linears if (found := packed.compiled(each)) is not None}
+    dtypes = {each.weight.dtype for each in weights.values()}
+    if len(weights) < len(set(linears)) or len(dtypes) != 1 or not all(map(_is_bare, parts)):
+        return None
+    table, places = embedding.table, embedding.positions
+    known = type(embedding) is Embedding and type(table) is nn.Embedding and table.max_norm is None
+    if not known or not _fit(table.weight, places) or not (type(norm) is nn.Identity or _is_known_norm(norm)):
+        return None
+    held: list[Any] = [weights, embedding, norm]
+    sites, given = [], []
     for layer in layers:
         own = layer.attention
-        linears = [each for each in layer.modules() if isinstance(each, nn.Linear)]
-        weights = {each: held for each in linears if (held := packed.compiled(each)) is not None}
-        if type(own) is not MultiHead or not _is_known(layer, own) or len(weights) < len(linears):
+        if type(own) is not MultiHead or not _is_known(layer, own):
             return None
-        found.append(_compiled(layer, own, weights))
-        dtypes |= {held.weight.dtype for held in weights.values()}
-    return CompiledDecoder(found, dtypes.pop()) if len(dtypes) == 1 else None
+        site, compiled = _compiled(layer, own, weights, held)
+        sites.append(site)
+        given.append(compiled)
+    words = _Words(
+        table.weight.data_ptr(), len(table.weight), table.weight.stride(0), embedding.width**0.5, places.data_ptr(),
+        places.stride(0), embedding.width,
+    )  # fmt: skip
+    last = ctypes.pointer(_norm(norm)) if isinstance(norm, nn.LayerNorm) else None
+    inner = max(2 * embedding.width, *(each.expand.weight.outputs for each in given))
+    return CompiledDecoder(embedding, sites, _Given(
+        words, (_Layer * len(given))(*given), _Output(last, _linear(weights[output])), inner, dtypes.pop(), held
+    ))  # fmt: skip
+
+
+def _is_bare(part: nn.Module) -> bool:
+    """Whether nothing but what its class says happens in it, but that its weights may be packed."""
+    if part.training or any(getattr(part, hooks) for hooks in _HOOKS):
+        return False
+    return "forward" not in vars(part) or isinstance(part, nn.Linear)
 
 
 def _is_known(layer: DecoderLayer, own: MultiHead) -> bool:
     """Whether the definition does what compiled code would do."""
-    residuals = _residuals(layer)
-    if (
-        type(own.score).keys is not Score.keys
-        or type(layer.feed_forward) is not FeedForward
-        or any(type(each) is not Residual for each in residuals)
-    ):
+    if type(own.score).keys is not Score.keys or type(layer.feed_forward) is not FeedForward:
         return False
-    for each in layer.modules():
-        if each.training or any(getattr(each, hooks) for hooks in _HOOKS):
-            return False
-        if "forward" in vars(each) and not isinstance(each, nn.Linear):
-            return False
-    norms = [each.norm for each in residuals]
-    return all(type(each) is nn.LayerNorm and _fit(each.weight, each.bias) for each in norms)
+    return all(type(each) is Residual and _is_known_norm(each.norm) for each in _residuals(layer))
 
 
-def _compiled(layer: DecoderLayer, own: MultiHead, weights: Mapping[nn.Linear, packed.Compiled]) -> _Compiled:
-    residuals = _residuals(layer)
-    held: list[Any] = [weights, residuals]
+def _is_known_norm(norm: nn.Module) -> bool:
+    return type(norm) is nn.LayerNorm and _fit(norm.weight, norm.bias)
 
-    def linear(of: nn.Linear) -> _Linear:
-        weight, bias = weights[of]
-        return _Linear(products.address(weight.dtype), weight.read(), None if bias is None else bias.data_ptr())
+
+def _compiled(
+    layer: DecoderLayer, own: MultiHead, weights: Mapping[nn.Linear, packed.Compiled], held: list[Any]
+) -> tuple[_Sites, _Layer]:
+    """held: takes up what must live as long."""
 
     def site(of: Attention) -> tuple[_Site, bool]:
         if type(of) is not MultiHead:
             return _Site(), False  # it is given the states as they are
-        query, context = linear(of.project_query), linear(of.project_context)
+        query, context = _linear(weights[of.project_query]), _linear(weights[of.project_context])
         known = of.few_transform
         if known is None:
             return _Site(query, context), False
@@ -222,24 +282,36 @@ def _compiled(layer: DecoderLayer, own: MultiHead, weights: Mapping[nn.Linear, p
         held.append(kept)
         return _Site(query, context, few.address(), _rows.address(), transform, of.score.scale), True
 
-    forward = layer.feed_forward
+    forward, residuals = layer.feed_forward, _residuals(layer)
     own_site, own_compiled = site(own)
     source_site, source_compiled = site(layer.cross)
-    norms = [_Norm(each.norm.weight.data_ptr(), each.norm.bias.data_ptr(), each.norm.eps) for each in residuals]
-    given = _Layer(
-        own.context_width, own.heads, residuals[0].before, (_Norm * 3)(*norms), own_site, source_site,
-        linear(own.project_memory), linear(forward.expand), linear(forward.contract),
+    held.append(residuals)
+    return _Sites(own, own_compiled, layer.cross, source_compiled), _Layer(
+        own.context_width, own.heads, residuals[0].before, (_Norm * 3)(*(_norm(each.norm) for each in residuals)),
+        own_site, source_site, *(
+            _linear(weights[each]) for each in (own.project_memory, forward.expand, forward.contract)
+        ),
     )  # fmt: skip
-    return _Compiled(own, layer.cross, given, own_compiled, source_compiled, held)
+
+
+def _linear(of: packed.Compiled) -> _Linear:
+    weight, bias = of
+    return _Linear(products.address(weight.dtype), weight.read(), None if bias is None else bias.data_ptr())
+
+
+def _norm(of: nn.LayerNorm) -> _Norm:
+    return _Norm(of.weight.data_ptr(), of.bias.data_ptr(), of.eps)
 
 
 def _residuals(layer: DecoderLayer) -> tuple[Residual, Residual, Residual]:
     return layer.attention_residual, layer.cross_residual, layer.feed_forward_residual
 
 
-def _run(compiled: _Compiled, step: _Step, first: int, last: int) -> None:
-    run: Any = native.loaded(_SOURCE).attnbench_decoder_step
-    if run(ctypes.byref(compiled.given), ctypes.byref(step), first, last, torch.get_num_threads()):
+def _run(layers: Any, steps: Any, first: int = _ASK, last: int = _FINISH) -> None:
+    """Stages of layers, or of one."""
+    run: Any = native.loaded(_SOURCE).attnbench_decoder_layers
+    count = ctypes.c_int64(len(steps) if isinstance(steps, ctypes.Array) else 1)
+    if run(ctypes.byref(layers), ctypes.byref(steps), count, first, last, torch.get_num_threads()):
         raise MemoryError("no memory for a step of the decoder")
 
 

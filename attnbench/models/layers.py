@@ -61,12 +61,16 @@ class Embedding(nn.Module):
             nn.init.normal_(self.learned.weight, std=self.width**-0.5)
         self.dropout = Dropout(dropout)
 
+    @property
+    def positions(self) -> Float[Tensor, "max_length D"]:
+        """The encoding of every position."""
+        return self.waves if self.learned is None else self.learned.weight
+
     def forward(self, tokens: Int[Tensor, "B N"], start: int = 0) -> Float[Tensor, "B N D"]:
         """start: the position of the first token. Raises AttnbenchError past the last position."""
         end = start + tokens.shape[1]
         require_positions(end, self.max_length)
-        positions = self.waves[start:end] if self.learned is None else self.learned.weight[start:end]
-        embedded = self.table(tokens) * math.sqrt(self.width) + positions.to(self.table.weight.dtype)
+        embedded = self.table(tokens) * math.sqrt(self.width) + self.positions[start:end].to(self.table.weight.dtype)
         return self.dropout(embedded)
 
 

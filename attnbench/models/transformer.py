@@ -17,7 +17,7 @@ from attnbench.core.ragged import Ragged
 from attnbench.core.relocate import relocate
 from attnbench.models._parallel import require_parallel
 from attnbench.models.base import Decoded, Maps, ModelSpec, Seq2SeqModel, Sizes, Source, Wanted, models, receive
-from attnbench.models.decoder_step import CompiledDecoder, compile_decoder
+from attnbench.models.decoder_step import CompiledDecoder, compile_decoder, step_positions
 from attnbench.models.layers import (
     Embedding,
     FeedForward,
@@ -316,42 +316,28 @@ class Transformer(Seq2SeqModel):
         caches = tuple(layer.attention.allocate(rows, capacity, like) for layer in self.decoder)
         if track:
             return TransformerState(0, caches, beams, like.new_zeros(rows, 1))
-        return TransformerState(0, caches, beams, None, compile_decoder(list(self.decoder)))
+        compiled = compile_decoder(self.target_embedding, list(self.decoder), self.decoder_norm, self.output)
+        return TransformerState(0, caches, beams, None, compiled)
 
     def step(
         self, memory: TransformerMemory, state: TransformerState, token: Int[Tensor, "R"]
     ) -> tuple[Float[Tensor, "R V"], TransformerState]:
+        if state.compiled is not None and state.received is None:
+            stepped = state.compiled.step(token, state.length, memory.cross, state.caches, state.beams)
+            if stepped is not None:
+                logits, caches = stepped
+                return logits, state._replace(length=state.length + 1, caches=caches)
         states = self.target_embedding(token[:, None], state.length)
-
-        def positions() -> tuple[Positions, Positions]:
-            """Over the cache, and over the source."""
-            at = torch.full((1,), state.length, device=token.device)
-            keys = torch.arange(memory.cross[0].values.shape[2], device=token.device)
-            own = Positions(at, torch.arange(state.length + 1, device=token.device))
-            return own, Positions(at.expand(state.beams), keys)
-
+        keys = memory.cross[0].values.shape[2]
+        positions, sources = step_positions(state.length, state.beams, keys, token.device)
+        grown: list[Memory] = []
         maps: list[Tensor] | None = None if state.received is None else []
-        stepped = None
-        if state.compiled is not None and maps is None:
-            stepped = state.compiled.step(states, memory.cross, state.caches, state.beams, positions)
-        states, caches = stepped or self._step(states, memory, state.caches, positions(), maps)
+        for layer, cross, cache in zip(self.decoder, memory.cross, state.caches, strict=True):
+            states, more = layer.step(states, cross, cache, positions, sources, maps)
+            grown.append(more)
         hidden = self.decoder_norm(states)[:, 0]
         received = receive(state.received, maps or [])
-        return self.logits(hidden), state._replace(length=state.length + 1, caches=caches, received=received)
-
-    def _step(
-        self,
-        states: Float[Tensor, "R 1 D"],
-        memory: TransformerMemory,
-        caches: tuple[Memory, ...],
-        positions: tuple[Positions, Positions],
-        maps: list[Tensor] | None,
-    ) -> tuple[Float[Tensor, "R 1 D"], tuple[Memory, ...]]:
-        grown: list[Memory] = []
-        for layer, cross, cache in zip(self.decoder, memory.cross, caches, strict=True):
-            states, more = layer.step(states, cross, cache, *positions, maps)
-            grown.append(more)
-        return states, tuple(grown)
+        return self.logits(hidden), state._replace(length=state.length + 1, caches=tuple(grown), received=received)
 
     def reorder(self, state: TransformerState, rows: Int[Tensor, "R"], shared: int) -> TransformerState:
         moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)

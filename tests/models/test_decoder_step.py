@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from attnbench.attention.backends import few
 from attnbench.attention.modules.multihead import MultiHead
 from attnbench.core import native, packed
+from attnbench.core.errors import AttnbenchError
 from attnbench.core.packed import pack
 from attnbench.core.quantization import Quantized
 from attnbench.core.tree import select_batch
@@ -40,6 +41,10 @@ def built(**raw: Any) -> Transformer:
 def _own(monkeypatch):
     """Whatever is faster on this machine."""
     monkeypatch.setattr(packed, "_way", lambda dtype: packed._Own)
+
+
+def compiled(model: Transformer) -> decoder_step.CompiledDecoder | None:
+    return decoder_step.compile_decoder(model.target_embedding, list(model.decoder), model.decoder_norm, model.output)
 
 
 def source() -> Source:
@@ -166,7 +171,7 @@ def _in_training(model: Transformer) -> None:
 
 
 def _other_norm(model: Transformer) -> None:
-    model.decoder[0].cross_residual.norm = nn.LayerNorm(24, bias=False)
+    model.decoder[0].cross_residual.norm = nn.LayerNorm(24, bias=False).eval()
 
 
 def _replaced(model: Transformer) -> None:
@@ -177,25 +182,47 @@ def _one_weight_less(model: Transformer) -> None:
     del model.decoder[1].feed_forward.expand.forward
 
 
+def _logits_as_they_are(model: Transformer) -> None:
+    del model.output.forward
+
+
+def _bounded_embeddings(model: Transformer) -> None:
+    model.target_embedding.table.max_norm = 1.0
+
+
+def _a_last_norm(model: Transformer) -> None:
+    model.decoder_norm = nn.RMSNorm(24).eval()
+
+
 @pytest.mark.parametrize(
     "change",
-    [_plain_attention, _hooked, _in_training, _other_norm, _replaced, _one_weight_less],
+    [
+        _plain_attention,
+        _hooked,
+        _in_training,
+        _other_norm,
+        _replaced,
+        _one_weight_less,
+        _logits_as_they_are,
+        _bounded_embeddings,
+        _a_last_norm,
+    ],
     ids=lambda f: f.__name__,
 )
 @torch.no_grad()
 def test_what_is_out_of_the_ordinary_is_left_to_the_definition(change):
     model = built()
     pack(model)
-    assert decoder_step.compile_decoder(list(model.decoder)) is not None
+    assert compiled(model) is not None
     change(model)
-    assert decoder_step.compile_decoder(list(model.decoder)) is None
+    assert compiled(model) is None
 
 
 def test_where_nothing_is_packed_and_with_gradients_the_definition_serves():
     model = built()
-    assert decoder_step.compile_decoder(list(model.decoder)) is None
+    assert compiled(model) is None
     pack(model)
-    assert decoder_step.compile_decoder(list(model.decoder)) is None  # gradients may be asked for
+    assert compiled(model) is None  # gradients may be asked for
     with torch.no_grad():
         memory = model.encode(source())
         state = model.start(memory, 2)
@@ -219,7 +246,7 @@ def test_another_type_under_autocast_is_left_to_the_definition(monkeypatch):
         model.step(memory, model.start(memory, 2)._replace(compiled=state.compiled), torch.tensor([3, 4, 5]))
     assert not ran
     model.step(memory, state, torch.tensor([3, 4, 5]))
-    assert len(ran) == 2  # layers
+    assert len(ran) == 1
 
 
 @torch.no_grad()
@@ -234,14 +261,52 @@ def test_a_mask_that_lies_otherwise_in_memory():
 
 
 @pytest.mark.parametrize(
-    ("name", "calls"), [("softmax", 1), ("window", 1), ("listed keys", 2), ("slots", 2), ("dense", 3)]
+    ("name", "calls"), [("softmax", 1), ("window", 1), ("listed keys", 2 * 2), ("slots", 2 * 2), ("dense", 2 * 3)]
 )
 @torch.no_grad()
-def test_calls_a_layer(name, calls, monkeypatch):
+def test_calls_of_the_last_step(name, calls, monkeypatch):
+    """One, or for each of two layers one more than it has attentions that are not compiled."""
     model = built(attention=SITES[name])
     pack(model)
     ran, run = [], decoder_step._run
     monkeypatch.setattr(decoder_step, "_run", lambda *given: (ran.append(given), run(*given)))
-    stepped(model, 1, compiled=True)
-    assert len(ran) <= 2 * 6 * calls  # layers, steps: a pattern's first keys may stand evenly apart, too
-    assert len(ran) > 2 * 6 * (calls - 1)
+    memory = model.encode(source())
+    state = model.start(memory, 8)
+    for _ in range(8):
+        ran.clear()
+        _, state = model.step(memory, state, torch.tensor([3, 4, 5]))
+    assert len(ran) == calls
+
+
+@pytest.mark.parametrize("token", [-1, WORDS])
+@torch.no_grad()
+def test_a_token_without_an_embedding_is_an_error(token):
+    model = built()
+    pack(model)
+    memory = model.encode(source())
+    with pytest.raises(IndexError):
+        model.step(memory, model.start(memory, 2), torch.tensor([3, token, 5]))
+
+
+@torch.no_grad()
+def test_a_position_beyond_the_last_is_an_error():
+    model = built(max_length=6)
+    pack(model)
+    memory = model.encode(source())
+    state = model.start(memory, 7)
+    for _ in range(6):
+        _, state = model.step(memory, state, torch.tensor([3, 4, 5]))
+    with pytest.raises(AttnbenchError, match="max_length"):
+        model.step(memory, state, torch.tensor([3, 4, 5]))
+
+
+@pytest.mark.parametrize("raw", [
+    {"positions": "learned", "max_length": 9},
+    {"tie": "decoder", "output_bias": True},
+    {"norm": "pre", "tie": "decoder"},
+], ids=str)  # fmt: skip
+def test_embeddings_and_outputs(raw):
+    model = built(**raw)
+    wanted = stepped(model, 1, compiled=False)
+    pack(model)
+    torch.testing.assert_close(stepped(model, 1, compiled=True), wanted, rtol=1e-4, atol=1e-5)
