@@ -118,6 +118,7 @@ class CompiledDecoder(Shared):
         if not self._serves(token, memories, caches):
             return None
         require_positions(at + 1, self._embedding.max_length)
+        token = token.contiguous()  # those of one source's beam may lie apart
         library: Any = native.loaded(_SOURCE)
         sites, given = self._sites, self._given
         grown = tuple(each.attention.grown(cache, 1) for each, cache in zip(sites, caches, strict=True))
@@ -157,7 +158,7 @@ class CompiledDecoder(Shared):
     def _serves(self, token: Tensor, memories: Sequence[Memory], caches: Sequence[Memory]) -> bool:
         if torch.is_grad_enabled() or not packed.serves(self._given.dtype) or native.load(_SOURCE) is None:
             return False
-        if token.dtype != torch.int64 or not token.is_cpu or not token.is_contiguous() or not len(token):
+        if token.dtype != torch.int64 or not token.is_cpu or not len(token):
             return False
         for each, memory, cache in zip(self._sites, memories, caches, strict=True):
             if not _fit(cache.keys, cache.values):

@@ -310,3 +310,17 @@ def test_embeddings_and_outputs(raw):
     wanted = stepped(model, 1, compiled=False)
     pack(model)
     torch.testing.assert_close(stepped(model, 1, compiled=True), wanted, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_tokens_that_lie_apart_are_read_as_well(monkeypatch):
+    """As those of a beam of one source do."""
+    model = built()
+    pack(model)
+    ran, run = [], decoder_step._run
+    monkeypatch.setattr(decoder_step, "_run", lambda *given: (ran.append(given), run(*given)))
+    memory = model.encode(source())
+    apart = torch.tensor([[3, 9], [4, 9], [5, 9]])[:, 0]
+    logits = [model.step(memory, model.start(memory, 2), each)[0] for each in (apart, torch.tensor([3, 4, 5]))]
+    assert torch.equal(*logits)
+    assert len(ran) == 2
