@@ -1,6 +1,6 @@
 """The places of a beam search, and what a step makes of them.
 
-Compiled (_places.cpp) a step is one call; in torch operations it is some sixty, which take as long as a small model.
+Compiled (_places.cpp) a step is one call, where torch takes many small operations.
 """
 
 from __future__ import annotations

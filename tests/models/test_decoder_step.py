@@ -77,7 +77,7 @@ SITES: dict[str, Any] = {
     "window": {"decoder_self": {"pattern": "window", "budget": 3}},
     "dilated": {"decoder_self": {"pattern": "dilated", "budget": 3}},
     "listed keys": {"decoder_self": {"pattern": "bigbird", "budget": 4}},
-    "csparsemax's kin": {"cross": {"transform": "sigmoid"}},
+    "gates": {"cross": {"transform": "sigmoid"}},
     "additive over the source": {"cross": {"score": "additive"}},
     "no projections": {"cross": {"module": "single_head"}},
     "slots": {"cross": {"module": {"kind": "fixed_memory", "slots": 3}}},
@@ -158,7 +158,7 @@ class _Other(MultiHead):
     pass
 
 
-def _plain_attention(model: Transformer) -> None:
+def _another_attention(model: Transformer) -> None:
     model.decoder[1].attention.__class__ = _Other
 
 
@@ -197,7 +197,7 @@ def _a_last_norm(model: Transformer) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        _plain_attention,
+        _another_attention,
         _hooked,
         _in_training,
         _other_norm,

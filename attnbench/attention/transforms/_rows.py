@@ -23,6 +23,8 @@ _NAMES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 class Strided(ctypes.Structure):
+    """What `strided` tells of a tensor, where `_transform.hpp` is included."""
+
     _fields_ = (
         ("data", ctypes.c_void_p), ("outer", ctypes.c_int64), ("middle", ctypes.c_int64), ("inner", ctypes.c_int64),
         ("key", ctypes.c_int64),
@@ -101,8 +103,7 @@ def pull_back(
     failed = _call(
         weights.dtype, "backward",
         _KINDS.index(fused.kind), native.at(weights), native.at(grad), ctypes.byref(strided(excess)),
-        _shape(weights),
-        native.at(out), native.at(alphas), torch.get_num_threads(),
+        _shape(weights), native.at(out), native.at(alphas), torch.get_num_threads(),
     )  # fmt: skip
     check(failed, weights)
     return out, alphas

@@ -17,8 +17,8 @@ struct Shape {
 };
 struct Transform {
     int kind;
-    int64_t k;     // of top-k; keeps all where a row has no more, or it is 0
-    Strided keep;  // of top-k
+    int64_t k;       // of top-k; keeps all where a row has no more, or it is 0
+    Strided keep;    // of top-k
     Strided excess;  // of entmax
 };
 
