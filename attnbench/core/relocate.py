@@ -30,13 +30,16 @@ def relocate(all_held: Sequence[Shaped[Tensor, "R H K E"]], into: Int[Tensor, "n
     """`held[into[i]]` of each becomes what `held[source[i]]` was before; no row of `into` comes twice."""
     if len(into) != len(source):
         raise ValueError(f"{len(source)} rows cannot go to {len(into)}")
-    library = native.load(_SOURCE) if all(_lists(rows) for rows in (into, source)) else None
-    if library is None or not len(into) or not all(map(_serves, all_held)):
+    if not len(into) or not all_held:
+        return
+    served = _lists(into) and _lists(source) and all(map(_serves, all_held))
+    library = native.load(_SOURCE) if served else None
+    if library is None:
         for held in all_held:
             held.index_copy_(0, into, held.index_select(0, source))
         return
     named, into, source = torch.cat([into, source]), into.contiguous(), source.contiguous()
-    rows = min(map(len, all_held), default=0)
+    rows = min(map(len, all_held))
     if int(named.min()) < 0 or int(named.max()) >= rows:
         raise IndexError(f"rows beyond the {rows} that there are")
     move: Any = library.attnbench_relocate
@@ -51,7 +54,7 @@ def relocate(all_held: Sequence[Shaped[Tensor, "R H K E"]], into: Int[Tensor, "n
 
 
 def _lists(rows: Tensor) -> bool:
-    return rows.dtype == torch.int64 and rows.dim() == 1 and native.readable(rows)
+    return rows.is_cpu and rows.dtype == torch.int64 and rows.dim() == 1 and native.readable(rows)
 
 
 def _serves(held: Tensor) -> bool:

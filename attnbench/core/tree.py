@@ -17,8 +17,8 @@ class Shared:
 
 
 def map_batch(function: Callable[[Tensor], Tensor], tree: X) -> X:
-    """`function` of every tensor with a batch dimension; numbers, None, 0-dim tensors and what is Shared are so
-    by all rows."""
+    """`function` of every tensor with a batch dimension; all rows share numbers, None, 0-dim tensors and what is
+    Shared."""
     return _map(function, tree)
 
 

@@ -3,7 +3,6 @@
 //
 // A layer falls into stages; an attention that is not compiled takes the place of its stage.
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -35,14 +34,14 @@ struct Site {
 };
 struct Layer {
     int64_t width, heads;
-    int before;      // whether norms stand before sublayers, or after them
+    int pre_norm;    // whether norms stand before sublayers, or after them
     Norm norms[3];   // of own attention, attention over the source, feed-forward
     Site own, source;
     Linear memory;   // keys, then values, of own attention
     Linear expand, contract;
 };
 
-struct Words {  // what tokens are embedded with; so many numbers from one row of a table to the next
+struct Embeddings {  // what tokens are embedded with; so many numbers from one row of a table to the next
     const float* table;
     int64_t count, row;
     float scale;
@@ -64,8 +63,8 @@ struct Step {
     int64_t positions;           // of the source
     Strided valid;               // of the source
     float* states;               // rows x width, which go in and come out,
-    float *asked, *context;      // rows x width: queries, and what they receive
-    float *room, *more, *scores, *weights;  // rows x the widest inner, rows x width, and as `Attention` has them
+    float *queries, *context;      // rows x width: queries, and what they receive
+    float *room, *branch, *scores, *weights;  // rows x the widest inner, rows x width, and as `Attention` has them
 };
 
 // y = norm(x), one row each.
@@ -94,23 +93,26 @@ struct Run {
         return to;
     }
 
-    // Adds `more`, unless it is null, to the states; writes their norm, unless there is none, to `to`.
-    void settle(const float* more, const Norm* norm, float* to) const {
+    // Adds `branch`, unless it is null, to the states; writes their norm, unless there is none, to `to`.
+    void add_and_norm(const float* branch, const Norm* norm, float* to) const {
         const int64_t width = layer.width;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && size() > SERIAL)
         for (int64_t r = 0; r < step.rows; ++r) {
             float* x = step.states + r * width;
-            if (more)
-                for (int64_t i = 0; i < width; ++i) x[i] += more[r * width + i];
+            if (branch)
+                for (int64_t i = 0; i < width; ++i) x[i] += branch[r * width + i];
             if (norm) normalise(*norm, x, to + r * width, width);
         }
     }
 
-    // What the next sublayer reads, once `more` is added by the sublayer before it, if there was one.
-    const float* next(const float* more, int sublayer) const {
+    // What the next sublayer reads, once `branch` is added by the sublayer before it, if there was one.
+    const float* next(const float* branch, int sublayer) const {
         const Norm* norms = layer.norms;
-        if (layer.before) return settle(more, sublayer < 3 ? norms + sublayer : nullptr, step.more), step.more;
-        if (more) settle(more, norms + sublayer - 1, step.states);
+        if (layer.pre_norm) {
+            add_and_norm(branch, sublayer < 3 ? norms + sublayer : nullptr, step.branch);
+            return step.branch;
+        }
+        if (branch) add_and_norm(branch, norms + sublayer - 1, step.states);
         return step.states;
     }
 
@@ -131,18 +133,20 @@ struct Run {
     int attend(const Site& site, const Rows& keys, const Rows& values, int64_t count, int64_t queries,
                const Strided& valid) const {
         const int64_t width = layer.width, head = width / layer.heads;
-        const Rows asked = {step.asked, queries * width, head, width}, out = {step.context, queries * width, head, width};
+        const Rows asked = {step.queries, queries * width, head, width};
+        const Rows out = {step.context, queries * width, head, width};
         const Sizes sizes = {step.rows / queries * layer.heads, layer.heads, queries, count, head};
-        const Attention given = {asked, keys, values, out, sizes, head, site.scale, site.transform, valid, site.forward,
-                                 step.scores, step.weights};
+        const Attention given = {asked,          keys,  values,       out,         sizes,     head, site.scale,
+                                 site.transform, valid, site.forward, step.scores, step.weights};
         return site.attend(&given, threads);
     }
 
     void ask(const Site& site, const float* states) const {
-        const float* asked = through(site.query, states, step.asked);
-        if (asked != step.asked) std::memcpy(step.asked, asked, size() * sizeof(float));
+        const float* made = through(site.query, states, step.queries);
+        if (made != step.queries) std::memcpy(step.queries, made, size() * sizeof(float));
     }
 
+    // Not 0 where there is no memory.
     int operator()(int stage) const {
         switch (stage) {
             case ASK: {
@@ -156,30 +160,32 @@ struct Run {
             case ATTEND_SOURCE:
                 return attend(
                     layer.source, step.source_keys, step.source_values, step.positions, step.beams, step.valid);
-            default: {
+            case FINISH: {
                 const float* states = next(through(layer.source.context, step.context, step.room), 2);
                 float* inner = step.room;
                 through(layer.expand, states, inner);
                 const int64_t count = step.rows * layer.expand.weight.outputs;
 #pragma omp parallel for simd num_threads(threads) schedule(static) if (parallel : threads > 1 && count > SERIAL)
                 for (int64_t i = 0; i < count; ++i) inner[i] = inner[i] < 0 ? 0 : inner[i];  // NaN stays
-                next(through(layer.contract, inner, step.more), 3);
+                next(through(layer.contract, inner, step.branch), 3);
                 return 0;
             }
         }
+        return 1;
     }
 };
 
 }  // namespace
 
 // The embeddings of tokens that stand at position `at`. Not 0 where one of them has none.
-extern "C" int attnbench_decoder_embed(const Words* words, const int64_t* tokens, int64_t rows, int64_t at, float* states) {
-    const float* position = words->positions + at * words->position;
+extern "C" int attnbench_decoder_embed(
+    const Embeddings* of, const int64_t* tokens, int64_t rows, int64_t at, float* states) {
+    const float* position = of->positions + at * of->position;
     for (int64_t r = 0; r < rows; ++r) {
-        if (tokens[r] < 0 || tokens[r] >= words->count) return 1;
-        const float* from = words->table + tokens[r] * words->row;
-        float* to = states + r * words->width;
-        for (int64_t i = 0; i < words->width; ++i) to[i] = from[i] * words->scale + position[i];
+        if (tokens[r] < 0 || tokens[r] >= of->count) return 1;
+        const float* from = of->table + tokens[r] * of->row;
+        float* to = states + r * of->width;
+        for (int64_t i = 0; i < of->width; ++i) to[i] = from[i] * of->scale + position[i];
     }
     return 0;
 }

@@ -23,6 +23,7 @@ from attnbench.attention.scores.base import Score
 from attnbench.attention.transforms import _rows
 from attnbench.attention.types import Memory, Positions
 from attnbench.core import native, packed, products
+from attnbench.core.dropout import Dropout
 from attnbench.core.tree import Shared
 from attnbench.models.layers import Embedding, FeedForward, Residual, require_positions
 
@@ -33,6 +34,7 @@ _SOURCE = Path(__file__).with_name("_decoder_step.cpp")
 _ASK, _ATTEND, _ASK_SOURCE, _ATTEND_SOURCE, _FINISH = range(5)
 """Stages of a layer."""
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_modules: Any = nn.modules.module  # whose hooks of all modules have no public name
 
 
 class _Linear(ctypes.Structure):
@@ -52,7 +54,7 @@ class _Site(ctypes.Structure):
 
 class _Layer(ctypes.Structure):
     _fields_ = (
-        ("width", ctypes.c_int64), ("heads", ctypes.c_int64), ("before", ctypes.c_int), ("norms", _Norm * 3),
+        ("width", ctypes.c_int64), ("heads", ctypes.c_int64), ("pre_norm", ctypes.c_int), ("norms", _Norm * 3),
         ("own", _Site), ("source", _Site), ("memory", _Linear), ("expand", _Linear), ("contract", _Linear),
     )  # fmt: skip
 
@@ -62,13 +64,13 @@ class _Step(ctypes.Structure):
         ("rows", ctypes.c_int64), ("beams", ctypes.c_int64), ("filled", ctypes.c_int64),
         ("keys", few.Rows), ("values", few.Rows), ("own_keys", few.Rows), ("own_values", few.Rows),
         ("own", ctypes.c_int64), ("source_keys", few.Rows), ("source_values", few.Rows), ("positions", ctypes.c_int64),
-        ("valid", _rows.Strided), ("states", ctypes.c_void_p), ("asked", ctypes.c_void_p),
-        ("context", ctypes.c_void_p), ("room", ctypes.c_void_p), ("more", ctypes.c_void_p),
+        ("valid", _rows.Strided), ("states", ctypes.c_void_p), ("queries", ctypes.c_void_p),
+        ("context", ctypes.c_void_p), ("room", ctypes.c_void_p), ("branch", ctypes.c_void_p),
         ("scores", ctypes.c_void_p), ("weights", ctypes.c_void_p),
     )  # fmt: skip
 
 
-class _Words(ctypes.Structure):
+class _Embeddings(ctypes.Structure):
     _fields_ = (
         ("table", ctypes.c_void_p), ("count", ctypes.c_int64), ("row", ctypes.c_int64), ("scale", ctypes.c_float),
         ("positions", ctypes.c_void_p), ("position", ctypes.c_int64), ("width", ctypes.c_int64),
@@ -89,14 +91,16 @@ class _Sites(NamedTuple):
 
 
 class _Given(NamedTuple):
-    """What compiled code reads. inner: the widest of what a layer makes. dtype: of packed weights. held: what must live
-    as long."""
+    """What compiled code reads. inner: the widest of what a layer makes. dtype: of packed weights. output_layer: what
+    gives logits, by output_weight as long as it is packed. held: what must live as long."""
 
-    words: _Words
+    embeddings: _Embeddings
     layers: ctypes.Array[_Layer]
     output: _Output
     inner: int
     dtype: torch.dtype
+    output_layer: nn.Linear
+    output_weight: products.PackedWeight
     held: list[Any]
 
 
@@ -109,13 +113,13 @@ class CompiledDecoder(Shared):
     def step(
         self, token: Int[Tensor, "R"], at: int, memories: Sequence[Memory], caches: Sequence[Memory], beams: int
     ) -> tuple[Float[Tensor, "R V"], tuple[Memory, ...]] | None:
-        """The logits after one more token a row, which stands at position `at`, and the caches with it; None where that
-        is left to the definition.
+        """The logits after one more token a row, which stands at position `at`, and the caches with it, which are
+        written in place; None where that is left to the definition, and nothing is written.
 
-        memories: of each layer, one row a source, which `beams` rows share. Raises IndexError for a token that has no
-        embedding, ValueError where a cache is full, AttnbenchError past the last position.
+        memories: of each layer, R / `beams` rows, one a source. caches: of each layer, R rows. Raises IndexError for a
+        token that has no embedding, ValueError where a cache is full, AttnbenchError past the last position.
         """
-        if not self._serves(token, memories, caches):
+        if not self._serves(token, memories, caches, beams):
             return None
         require_positions(at + 1, self._embedding.max_length)
         token = token.contiguous()  # those of one source's beam may lie apart
@@ -124,9 +128,9 @@ class CompiledDecoder(Shared):
         grown = tuple(each.attention.grown(cache, 1) for each, cache in zip(sites, caches, strict=True))
         room = _Room(token, given, memories, grown)
         if library.attnbench_decoder_embed(
-            ctypes.byref(given.words), native.at(token), *map(ctypes.c_int64, (len(token), at)), room.states
+            ctypes.byref(given.embeddings), native.at(token), *map(ctypes.c_int64, (len(token), at)), room.states
         ):
-            raise IndexError(f"a token has no row among the {given.words.count} embeddings")
+            raise IndexError(f"a token has no row among the {given.embeddings.count} embeddings")
         spans = [each.attention.span(at) if each.compiled else None for each in sites]
         sources = [each.cross_compiled and beams <= few.MOST for each in sites]
         steps = (_Step * len(sites))(*(
@@ -141,29 +145,35 @@ class CompiledDecoder(Shared):
                 layer, step, first = given.layers[place], steps[place], _ASK
                 if spans[place] is None:
                     _run(layer, step, first, _ASK)
-                    received = _received(each.attention, room.asked(), 1, grown[place], own)
+                    received = _received(each.attention, room.queries(), 1, grown[place], own)
                     step.context, first = received.data_ptr(), _ASK_SOURCE
                 if not sources[place]:
                     _run(layer, step, first, _ASK_SOURCE)
-                    received = _received(each.cross, room.asked(), beams, memories[place], source)
+                    received = _received(each.cross, room.queries(), beams, memories[place], source)
                     step.context, first = received.data_ptr(), _FINISH
                 _run(layer, step, first, _FINISH)
         logits = room.buffer.new_empty(len(token), given.output.linear.weight.outputs)
         library.attnbench_decoder_logits(
-            ctypes.byref(given.output), room.states, ctypes.c_int64(len(token)), room.more, native.at(logits),
+            ctypes.byref(given.output), room.states, ctypes.c_int64(len(token)), room.branch, native.at(logits),
             torch.get_num_threads(),
         )  # fmt: skip
         return logits, grown
 
-    def _serves(self, token: Tensor, memories: Sequence[Memory], caches: Sequence[Memory]) -> bool:
-        if torch.is_grad_enabled() or not packed.serves(self._given.dtype) or native.load(_SOURCE) is None:
+    def _serves(self, token: Tensor, memories: Sequence[Memory], caches: Sequence[Memory], beams: int) -> bool:
+        given, rows = self._given, len(token)
+        if torch.is_grad_enabled() or not packed.serves(given.dtype) or native.load(_SOURCE) is None:
             return False
-        if token.dtype != torch.int64 or not token.is_cpu or not len(token):
+        now = packed.compiled(given.output_layer)
+        if now is None or now.weight is not given.output_weight:  # a block of `packed` has ended
+            return False
+        if token.dtype != torch.int64 or not token.is_cpu or not rows or rows % beams:
             return False
         for each, memory, cache in zip(self._sites, memories, caches, strict=True):
-            if not _fit(cache.keys, cache.values):
+            if not _holds(cache, each.attention, rows):
                 return False
-            if each.cross_compiled and not (_fit(memory.keys, memory.values) and _marks(memory.valid)):
+            if not isinstance(each.cross, MultiHead) or not each.cross_compiled:
+                continue
+            if not _holds(memory, each.cross, rows // beams) or not _marks(memory.valid, memory.values):
                 return False
         return native.readable(token)
 
@@ -174,18 +184,18 @@ class _Room:
     def __init__(
         self, token: Int[Tensor, "R"], given: _Given, memories: Sequence[Memory], caches: Sequence[Memory]
     ) -> None:
-        self.rows, self.width = len(token), given.words.width
+        self.rows, self.width = len(token), given.embeddings.width
         heads = max(each.heads for each in given.layers)
         keys = max(*(each.values.shape[2] for each in memories), *(each.filled or 0 for each in caches))
         all_keys, wide = self.rows * heads * keys, self.rows * self.width
         self.buffer = torch.empty(4 * wide + self.rows * given.inner + 2 * all_keys, dtype=torch.float32, device="cpu")
         ends = itertools.accumulate((wide, wide, wide, wide, self.rows * given.inner, all_keys), initial=0)
         at = self.buffer.data_ptr()
-        states, asked, context, more, inner, scores, weights = (at + 4 * end for end in ends)
-        self.states, self.more = ctypes.c_void_p(states), ctypes.c_void_p(more)
-        self.addresses = (states, asked, context, inner, more, scores, weights)
+        states, queries, context, branch, inner, scores, weights = (at + 4 * end for end in ends)
+        self.states, self.branch = ctypes.c_void_p(states), ctypes.c_void_p(branch)
+        self.addresses = (states, queries, context, inner, branch, scores, weights)
 
-    def asked(self) -> Float[Tensor, "R D"]:
+    def queries(self) -> Float[Tensor, "R D"]:
         wide = self.rows * self.width
         return self.buffer[wide : 2 * wide].view(self.rows, self.width)
 
@@ -216,8 +226,9 @@ def compile_decoder(
     embedding: Embedding, layers: Sequence[DecoderLayer], norm: nn.Module, output: nn.Linear
 ) -> CompiledDecoder | None:
     """The decoder as it is now, for steps until its weights change; None where code compiled here has not packed these,
-    and where a part is not as transformer.py makes it, is in training or has hooks."""
-    if torch.is_grad_enabled() or native.load(_SOURCE) is None:
+    and where a part is not as transformer.py makes it, is in training or has hooks. Hooks that come later are not
+    called."""
+    if torch.is_grad_enabled() or any(getattr(_modules, f"_global{hooks}") for hooks in _HOOKS):
         return None
     parts = [each for part in (embedding, *layers, norm, output) for each in part.modules()]
     linears = [each for each in parts if isinstance(each, nn.Linear)]
@@ -225,27 +236,32 @@ def compile_decoder(
     dtypes = {each.weight.dtype for each in weights.values()}
     if len(weights) < len(set(linears)) or len(dtypes) != 1 or not all(map(_is_bare, parts)):
         return None
+    if output not in weights or native.load(_SOURCE) is None:
+        return None
     table, places = embedding.table, embedding.positions
     known = type(embedding) is Embedding and type(table) is nn.Embedding and table.max_norm is None
-    if not known or not _fit(table.weight, places) or not (type(norm) is nn.Identity or _is_known_norm(norm)):
+    if not known or type(embedding.dropout) is not Dropout or not _fit(table.weight, places):
         return None
-    held: list[Any] = [weights, embedding, norm]
+    if not (type(norm) is nn.Identity or _is_known_norm(norm)):
+        return None
+    held: list[Any] = [weights, table.weight.detach(), places.detach()]
     sites, given = [], []
     for layer in layers:
         own = layer.attention
-        if type(own) is not MultiHead or not _is_known(layer, own):
+        if type(own) is not MultiHead or not _is_known(layer, own, weights):
             return None
         site, compiled = _compiled(layer, own, weights, held)
         sites.append(site)
         given.append(compiled)
-    words = _Words(
+    embeddings = _Embeddings(
         table.weight.data_ptr(), len(table.weight), table.weight.stride(0), embedding.width**0.5, places.data_ptr(),
         places.stride(0), embedding.width,
     )  # fmt: skip
-    last = ctypes.pointer(_norm(norm)) if isinstance(norm, nn.LayerNorm) else None
+    last = ctypes.pointer(_norm(norm, held)) if isinstance(norm, nn.LayerNorm) else None
     inner = max(2 * embedding.width, *(each.expand.weight.outputs for each in given))
     return CompiledDecoder(embedding, sites, _Given(
-        words, (_Layer * len(given))(*given), _Output(last, _linear(weights[output])), inner, dtypes.pop(), held
+        embeddings, (_Layer * len(given))(*given), _Output(last, _linear(weights[output])), inner, dtypes.pop(), output,
+        weights[output].weight, held,
     ))  # fmt: skip
 
 
@@ -256,11 +272,20 @@ def _is_bare(part: nn.Module) -> bool:
     return "forward" not in vars(part) or isinstance(part, nn.Linear)
 
 
-def _is_known(layer: DecoderLayer, own: MultiHead) -> bool:
+def _is_known(layer: DecoderLayer, own: MultiHead, weights: Mapping[nn.Linear, packed.Compiled]) -> bool:
     """Whether the definition does what compiled code would do."""
-    if type(own.score).keys is not Score.keys or type(layer.feed_forward) is not FeedForward:
+    forward, residuals, cross = layer.feed_forward, _residuals(layer), layer.cross
+    linears = [own.project_query, own.project_memory, own.project_context]
+    if type(own.score).keys is not Score.keys or type(forward) is not FeedForward:
         return False
-    return all(type(each) is Residual and _is_known_norm(each.norm) for each in _residuals(layer))
+    if type(cross) is MultiHead:
+        linears += [cross.project_query, cross.project_context]
+    if any(each not in weights for each in (*linears, forward.expand, forward.contract)):
+        return False
+    if any(type(each) is not Residual or not _is_known_norm(each.norm) for each in residuals):
+        return False
+    dropouts = (forward.dropout, *(each.dropout for each in residuals))
+    return all(type(each) is Dropout for each in dropouts) and len({each.before for each in residuals}) == 1
 
 
 def _is_known_norm(norm: nn.Module) -> bool:
@@ -279,19 +304,18 @@ def _compiled(
         known = of.few_transform
         if known is None:
             return _Site(query, context), False
-        transform, kept = _rows.read(known, torch.empty(2, of.heads, 2, 1))  # any rows and queries: strides of 0
+        scores = torch.empty(2, of.heads, 2, 1, dtype=torch.float32, device="cpu")  # any rows and queries: strides of 0
+        transform, kept = _rows.read(known, scores)
         held.append(kept)
         return _Site(query, context, few.address(), _rows.address(), transform, of.score.scale), True
 
     forward, residuals = layer.feed_forward, _residuals(layer)
     own_site, own_compiled = site(own)
     source_site, source_compiled = site(layer.cross)
-    held.append(residuals)
+    norms = (_Norm * 3)(*(_norm(each.norm, held) for each in residuals))
     return _Sites(own, own_compiled, layer.cross, source_compiled), _Layer(
-        own.context_width, own.heads, residuals[0].before, (_Norm * 3)(*(_norm(each.norm) for each in residuals)),
-        own_site, source_site, *(
-            _linear(weights[each]) for each in (own.project_memory, forward.expand, forward.contract)
-        ),
+        own.context_width, own.heads, residuals[0].before, norms, own_site, source_site,
+        *(_linear(weights[each]) for each in (own.project_memory, forward.expand, forward.contract)),
     )  # fmt: skip
 
 
@@ -300,7 +324,8 @@ def _linear(of: packed.Compiled) -> _Linear:
     return _Linear(products.address(weight.dtype), weight.read(), None if bias is None else bias.data_ptr())
 
 
-def _norm(of: nn.LayerNorm) -> _Norm:
+def _norm(of: nn.LayerNorm, held: list[Any]) -> _Norm:
+    held.append((of.weight.detach(), of.bias.detach()))  # the same numbers, whatever becomes of the layer
     return _Norm(of.weight.data_ptr(), of.bias.data_ptr(), of.eps)
 
 
@@ -317,20 +342,35 @@ def _run(layers: Any, steps: Any, first: int = _ASK, last: int = _FINISH) -> Non
 
 
 def _received(
-    attention: Attention, asked: Float[Tensor, "R D"], beams: int, memory: Memory, positions: Positions
+    attention: Attention, queries: Float[Tensor, "R D"], beams: int, memory: Memory, positions: Positions
 ) -> Float[Tensor, "B Q D"]:
     """What an attention that is not compiled gives: of a MultiHead before its last projection."""
-    asked = asked.view(-1, beams, asked.shape[1])
+    queries = queries.view(-1, beams, queries.shape[1])
     if type(attention) is not MultiHead:
-        return attention(asked, memory, positions).context.float().contiguous()
-    queries = asked.unflatten(-1, (attention.heads, -1)).transpose(1, 2)
-    mixed = attention.mix(queries, memory, positions, None, False)[0]
+        return attention(queries, memory, positions).context.float().contiguous()
+    split = queries.unflatten(-1, (attention.heads, -1)).transpose(1, 2)
+    mixed = attention.mix(split, memory, positions, None, False)[0]
     return mixed.transpose(1, 2).flatten(2).float().contiguous()
 
 
-def _marks(valid: Tensor | None) -> bool:
-    """Whether compiled code can read a mask."""
-    return valid is None or (valid.is_cpu and valid.stride(-1) == 1 and native.readable(valid))
+def _holds(memory: Memory, attention: MultiHead, rows: int) -> bool:
+    """Whether compiled code can read its keys and values, of so many rows."""
+    keys, values = memory.keys, memory.values
+    if keys is None or not _fit(keys, values):
+        return False
+    return (
+        keys.shape
+        == values.shape
+        == (rows, attention.heads, values.shape[2], attention.context_width // attention.heads)
+    )
+
+
+def _marks(valid: Tensor | None, values: Tensor) -> bool:
+    """Whether compiled code can read a mask of these."""
+    if valid is None:
+        return True
+    fits = valid.is_cpu and valid.dtype == torch.bool and valid.shape == (len(values), values.shape[2])
+    return fits and valid.stride(-1) == 1 and native.readable(valid)
 
 
 def _fit(*tensors: Tensor | None) -> bool:

@@ -316,13 +316,18 @@ class Transformer(Seq2SeqModel):
         caches = tuple(layer.attention.allocate(rows, capacity, like) for layer in self.decoder)
         if track:
             return TransformerState(0, caches, beams, like.new_zeros(rows, 1))
-        compiled = compile_decoder(self.target_embedding, list(self.decoder), self.decoder_norm, self.output)
-        return TransformerState(0, caches, beams, None, compiled)
+        return TransformerState(0, caches, beams, None, self._compiled())
+
+    def _compiled(self) -> CompiledDecoder | None:
+        """The decoder in compiled code, unless a subclass decodes otherwise."""
+        if type(self).logits is not Transformer.logits or any(type(each) is not DecoderLayer for each in self.decoder):
+            return None
+        return compile_decoder(self.target_embedding, list(self.decoder), self.decoder_norm, self.output)
 
     def step(
         self, memory: TransformerMemory, state: TransformerState, token: Int[Tensor, "R"]
     ) -> tuple[Float[Tensor, "R V"], TransformerState]:
-        if state.compiled is not None and state.received is None:
+        if state.compiled is not None:
             stepped = state.compiled.step(token, state.length, memory.cross, state.caches, state.beams)
             if stepped is not None:
                 logits, caches = stepped

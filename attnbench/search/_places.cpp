@@ -1,7 +1,6 @@
 // One step of a beam: the places of every source after one more token, as places.py defines it in torch operations.
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -69,7 +68,8 @@ struct Source {
             std::memcpy(first + place * live.capacity, room.data() + place * bytes, bytes);
     }
 
-    bool advance(int64_t* parent, std::vector<double>& total, std::vector<int64_t>& order, std::vector<char>& room) const {
+    bool advance(
+        int64_t* parent, std::vector<double>& total, std::vector<int64_t>& order, std::vector<char>& room) const {
         const int64_t choices = found.choices, count = size() * choices, step = limits.step;
         const int64_t rows = found.places, source = live.source[at];
         total.resize(count), order.resize(count);

@@ -46,7 +46,9 @@ class Live(NamedTuple):
 
 
 class Ended:
-    """The hypotheses that ended, in a table of `size` places a source of the batch, filled in the order of ending."""
+    """The hypotheses that ended, in a table of `size` places a source of the batch, filled in the order of ending.
+
+    rows: sources of the batch. capacity: most tokens of a hypothesis. dtype: of scores."""
 
     def __init__(self, rows: int, size: int, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
         self.score = torch.full((rows, size), -torch.inf, dtype=dtype, device=device)
@@ -185,6 +187,8 @@ def _library(live: Live, found: Tokens) -> Any:
         return None
     if found.log_prob.dtype != torch.float32 or not found.log_prob.numel():
         return None
+    if len(found.ids) not in (len(live.source), live.log_prob.numel()) or found.ids.shape != found.log_prob.shape:
+        return None
     return native.load(_SOURCE) if native.readable(*live, *found) else None
 
 
@@ -192,7 +196,8 @@ def _compiled(library: Any, live: Live, ended: Ended, found: Tokens, step: int, 
     """The same in place."""
     live, found = Live(*(each.contiguous() for each in live)), Tokens(*(each.contiguous() for each in found))
     n, size = live.log_prob.shape
-    parent, done = torch.empty(n, size, dtype=torch.int64), torch.empty(n, dtype=torch.bool)
+    parent = torch.empty(n, size, dtype=torch.int64, device="cpu")
+    done = torch.empty(n, dtype=torch.bool, device="cpu")
     rows, choices = found.ids.shape
     given = (
         _Live(n, size, live.tokens.shape[2], *(each.data_ptr() for each in live)),

@@ -165,10 +165,6 @@ EACH = pytest.mark.parametrize("raw", CASES)
 PRECISION = pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["float64", "float32"]
 )
-PACKING = pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["float64", "float32, packed"]
-)
-"""Weights of float32 alone are packed, as in a search."""
 
 
 def build(raw: dict[str, Any], dtype: torch.dtype = torch.float64, seed: int = 3) -> Seq2SeqModel:
@@ -228,10 +224,11 @@ def test_step_equals_decode(raw, dtype, tolerance):
 
 
 @EACH
-@PACKING
+@PRECISION
 @torch.no_grad()
 def test_step_with_beams_equals_decode(raw, dtype, tolerance):
-    """Three prefixes a source share its Memory; halfway a source leaves, and beams change places."""
+    """Three prefixes a source share its Memory; halfway a source leaves, and beams change places. Weights of float32
+    are packed, as in a search."""
     model, beams = build(raw, dtype), 3
     source, _, _ = batch()
     prefixes = torch.randint(3, VOCABULARY, (len(LENGTHS) * beams, 5), generator=torch.Generator().manual_seed(4))

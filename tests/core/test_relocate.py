@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -45,6 +47,23 @@ def test_rows_larger_than_the_buffer(threads):
     finally:
         torch.set_num_threads(before)
     assert torch.equal(held, wanted)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_all_of_them_are_moved(compiled):
+    held, order = [torch.randn(4, 2, 3, 5), torch.randn(4, 1, 7, 2)], torch.tensor([3, 0, 3, 1])
+    wanted = [each[order].clone() for each in held]
+    with nullcontext() if compiled else native.off():
+        relocate(held, torch.arange(4), order)
+    assert all(map(torch.equal, held, wanted))
+
+
+def test_nothing_to_move():
+    relocate([], torch.arange(2), torch.arange(2))
+    held = torch.randn(2, 1, 1, 1)
+    before = held.clone()
+    relocate([held], torch.arange(0), torch.arange(0))
+    assert torch.equal(held, before)
 
 
 def test_without_a_compiler_torch_moves_them():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.core.tree import expand_batch, map_batch, select_batch
+from attnbench.core.tree import Shared, expand_batch, map_batch, select_batch
 
 
 class Leaf(NamedTuple):
@@ -61,3 +61,13 @@ def test_what_is_no_tree_is_refused():
     for value in values:
         with pytest.raises(TypeError, match="a tree holds"):
             map_batch(lambda tensor: tensor, (value,))
+
+
+def test_what_is_shared_stays_itself():
+    class Whole(Shared):
+        pass
+
+    whole = Whole()
+    picked = select_batch((torch.arange(3), whole), torch.tensor([2, 2]))
+    assert picked[0].tolist() == [2, 2]
+    assert picked[1] is whole

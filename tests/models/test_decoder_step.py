@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from attnbench.attention.backends import few
 from attnbench.attention.modules.multihead import MultiHead
 from attnbench.core import native, packed
+from attnbench.core.dropout import Dropout
 from attnbench.core.errors import AttnbenchError
 from attnbench.core.packed import pack
 from attnbench.core.quantization import Quantized
 from attnbench.core.tree import select_batch
 from attnbench.models import decoder_step
 from attnbench.models.base import Sizes, Source
-from attnbench.models.transformer import Transformer, TransformerSpec
+from attnbench.models.transformer import DecoderLayer, Transformer, TransformerSpec
 
 WORDS, LENGTHS = 19, (6, 1, 4)
 
@@ -53,7 +54,7 @@ def source() -> Source:
 
 
 def stepped(model: Transformer, beams: int, *, compiled: bool, steps: int = 6, rows: Tensor | None = None) -> Tensor:
-    """Logits of all steps; halfway rows change places."""
+    """Logits of all steps, each by compiled code or none; halfway rows change places."""
     prefixes = torch.randint(3, WORDS, (len(LENGTHS) * beams, steps), generator=torch.Generator().manual_seed(6))
     found = []
     with torch.no_grad(), nullcontext() if compiled else native.off():
@@ -61,8 +62,13 @@ def stepped(model: Transformer, beams: int, *, compiled: bool, steps: int = 6, r
         state = model.widen(model.start(memory, steps), beams)
         assert (state.compiled is not None) == compiled
         for at in range(steps):
+            made, before = state.compiled, state.caches
             logits, state = model.step(memory, state, prefixes[:, at])
             found.append(logits)
+            if made is not None:  # the same step again, without a way out
+                again = made.step(prefixes[:, at], at, memory.cross, before, beams)
+                assert again is not None
+                assert torch.equal(again[0], logits)
             if at == 2 and rows is not None:
                 state = model.reorder(state, rows, 0)
     return torch.stack(found)
@@ -116,9 +122,11 @@ def test_whole_numbers_of_8_bits(monkeypatch):
     assert (found - wanted).norm() < 1e-2 * wanted.norm()
 
 
+@pytest.mark.parametrize("shape", [(48, 3, 96), (36, 3, 52), (20, 2, 28)], ids=str)
 @pytest.mark.parametrize("beams", [1, 2])
-def test_a_row_is_the_same_whatever_stands_beside_it(beams):
-    model = built(width=48, ffn=96)
+def test_a_row_is_the_same_whatever_stands_beside_it(beams, shape):
+    width, heads, inner = shape
+    model = built(width=width, heads=heads, ffn=inner)
     pack(model)
     with torch.no_grad():
         memory = model.encode(source())
@@ -190,6 +198,30 @@ def _bounded_embeddings(model: Transformer) -> None:
     model.target_embedding.table.max_norm = 1.0
 
 
+class _OtherDropout(Dropout):
+    pass
+
+
+def _other_dropout(model: Transformer) -> None:
+    model.decoder[0].feed_forward.dropout.__class__ = _OtherDropout
+
+
+def _norms_in_two_places(model: Transformer) -> None:
+    model.decoder[1].cross_residual.before = True
+
+
+def _wrapped_output(model: Transformer) -> None:
+    model.output = nn.Sequential(model.output)
+
+
+def _wrapped_projection(model: Transformer) -> None:
+    model.decoder[0].attention.project_query = nn.Sequential(model.decoder[0].attention.project_query)
+
+
+def _wrapped_block(model: Transformer) -> None:
+    model.decoder[0].feed_forward.expand = nn.Sequential(model.decoder[0].feed_forward.expand)
+
+
 def _a_last_norm(model: Transformer) -> None:
     model.decoder_norm = nn.RMSNorm(24).eval()
 
@@ -205,6 +237,11 @@ def _a_last_norm(model: Transformer) -> None:
         _one_weight_less,
         _logits_as_they_are,
         _bounded_embeddings,
+        _other_dropout,
+        _norms_in_two_places,
+        _wrapped_output,
+        _wrapped_projection,
+        _wrapped_block,
         _a_last_norm,
     ],
     ids=lambda f: f.__name__,
@@ -216,6 +253,155 @@ def test_what_is_out_of_the_ordinary_is_left_to_the_definition(change):
     assert compiled(model) is not None
     change(model)
     assert compiled(model) is None
+
+
+@torch.no_grad()
+def test_hooks_of_all_modules_are_called():
+    model = built()
+    pack(model)
+    hook = nn.modules.module.register_module_forward_hook(lambda *given: None)
+    try:
+        assert compiled(model) is None
+    finally:
+        hook.remove()
+    assert compiled(model) is not None
+
+
+class _Colder(Transformer):
+    def logits(self, hidden: Tensor) -> Tensor:
+        return super().logits(hidden) / 2
+
+
+class _OtherLayer(DecoderLayer):
+    pass
+
+
+@torch.no_grad()
+def test_a_subclass_decodes_as_it_says():
+    model, other, token = built(), built(), torch.tensor([3, 4, 5])
+    model.__class__, other.decoder[1].__class__ = _Colder, _OtherLayer
+    found = []
+    for each in (model, other):
+        pack(each)
+        memory = each.encode(source())
+        state = each.start(memory, 2)
+        assert state.compiled is None
+        found.append(each.step(memory, state, token)[0])
+    torch.testing.assert_close(found[0], found[1] / 2)
+
+
+@torch.no_grad()
+def test_a_state_outlives_the_block_in_which_weights_are_packed():
+    model = built()
+    with packed.packed(model):
+        memory = model.encode(source())
+        state = model.start(memory, 2)
+        assert state.compiled is not None
+    model.output.weight.data.zero_()
+    logits, _ = model.step(memory, state, torch.tensor([3, 4, 5]))
+    assert not logits.any()
+
+
+@torch.no_grad()
+def test_numbers_live_as_long_as_what_reads_them():
+    """Replaced parts are not freed under compiled code."""
+    model = built(norm="pre")
+    pack(model)
+    memory = model.encode(source())
+    state = model.start(memory, 2)
+    token = torch.tensor([3, 4, 5])
+    assert state.compiled is not None
+    first = state.compiled.step(token, 0, memory.cross, state.caches, 1)
+    model.target_embedding.table = nn.Embedding(WORDS, 24)
+    for layer in model.decoder:
+        for each in (layer.attention_residual, layer.cross_residual, layer.feed_forward_residual):
+            each.norm.weight = nn.Parameter(torch.zeros(24))
+            each.norm.bias = nn.Parameter(torch.zeros(24))
+    spoilt = [torch.full((WORDS, 24), torch.nan), *(torch.full((24,), torch.nan) for _ in range(64))]
+    again = state.compiled.step(token, 0, memory.cross, state.caches, 1)
+    assert first is not None
+    assert again is not None
+    assert torch.equal(first[0], again[0])
+    assert len(spoilt) == 65
+
+
+@pytest.mark.parametrize("what", ["tokens", "caches", "sources", "mask", "mask of numbers"])
+@torch.no_grad()
+def test_rows_that_do_not_fit_are_left_to_the_definition(what):
+    """Which says so, where compiled code would read what is not there."""
+    model = built()
+    pack(model)
+    memory = model.encode(source())
+    state = model.start(memory, 2)
+    assert state.compiled is not None
+    token, cross, caches = torch.tensor([3, 4, 5]), memory.cross, state.caches
+    valid = cross[0].valid
+    assert valid is not None
+    if what == "tokens":
+        token = torch.tensor([3, 4, 5, 6, 7])
+    elif what == "caches":
+        caches = select_batch(caches, torch.tensor([0, 1]))
+    elif what == "sources":
+        cross = select_batch(cross, torch.tensor([0, 1]))
+    elif what == "mask":
+        cross = tuple(each._replace(valid=valid[:, :-1]) for each in cross)
+    else:
+        cross = tuple(each._replace(valid=valid.long()) for each in cross)
+    assert state.compiled.step(token, 0, cross, caches, 1) is None
+    with pytest.raises((RuntimeError, ValueError, IndexError)):
+        model.step(memory._replace(cross=cross), state._replace(caches=caches), token)
+
+
+@torch.no_grad()
+def test_whatever_the_default_type_and_device():
+    model = built()
+    pack(model)
+    memory = model.encode(source())
+    token = torch.tensor([3, 4, 5])
+    wanted, _ = model.step(memory, model.start(memory, 2), token)
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        with torch.device("meta"):
+            made = compiled(model)
+    finally:
+        torch.set_default_dtype(before)
+    assert made is not None
+    found = made.step(token, 0, memory.cross, model.start(memory, 2).caches, 1)
+    assert found is not None
+    assert torch.equal(found[0], wanted)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@torch.no_grad()
+def test_threads_change_nothing(threads):
+    """Wide enough that each loop is shared out."""
+    model = built(width=264, heads=3, ffn=520)
+    pack(model)
+    found, before = [], torch.get_num_threads()
+    many = Source(*(each.repeat(8, 1) for each in (source().data, source().valid)))
+    token = torch.randint(3, WORDS, (240,), generator=torch.Generator().manual_seed(1))
+    memory = model.encode(many)
+    try:
+        for count in (2, threads):
+            torch.set_num_threads(count)
+            state = model.widen(model.start(memory, 2), 10)
+            _, state = model.step(memory, state, token)
+            assert state.compiled is not None
+            found.append(model.step(memory, state, token)[0])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*found)
+
+
+@pytest.mark.skipif(not packed._own_packs(torch.bfloat16), reason="this processor does not multiply bfloat16")
+def test_bfloat16():
+    model = built()
+    wanted = stepped(model, 2, compiled=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        pack(model)
+        found = stepped(model, 2, compiled=True)
+    assert (found - wanted).norm() < 3e-2 * wanted.norm()
 
 
 def test_where_nothing_is_packed_and_with_gradients_the_definition_serves():
@@ -284,7 +470,7 @@ def test_a_token_without_an_embedding_is_an_error(token):
     model = built()
     pack(model)
     memory = model.encode(source())
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="has no row among the 19"):
         model.step(memory, model.start(memory, 2), torch.tensor([3, token, 5]))
 
 

@@ -82,18 +82,28 @@ def test_whole_searches(seed, rows, size, words, capacity, n_best, round_to):
 
 
 def test_threads_change_nothing():
-    rows, size, capacity = 40, 5, 4
+    rows, size, capacity = 40, 5, 5
     draw = torch.Generator().manual_seed(0)
-    limits = Limits(torch.full((rows,), capacity), torch.ones(rows).double(), torch.ones(capacity), EOS, 1)
-    found = Tokens(torch.randn(rows, size, generator=draw), torch.randint(3, 9, (rows, size), generator=draw))
+    limits = Limits(torch.full((rows,), capacity), torch.ones(rows).double(), torch.ones(capacity), EOS, 3)
+    steps = []
+    for step in range(3):  # in the last two some hypotheses end
+        shape = rows * size if step else rows, size
+        steps.append(Tokens(torch.randn(shape, generator=draw), torch.randint(EOS, 6, shape, generator=draw)))
     results, before = [], torch.get_num_threads()
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            results.append(advance(*begun(rows, size, capacity), found, 0, limits))
+            live, ended = begun(rows, size, capacity)
+            for step, found in enumerate(steps):
+                advanced = advance(live, ended, found, step, limits)
+                live = advanced.live
+            results.append((advanced, table(ended)))
     finally:
         torch.set_num_threads(before)
-    same(*results)
+    (first, first_table), (second, second_table) = results
+    same(first, second)
+    assert all(map(torch.equal, first_table, second_table))
+    assert first.live.taken.max() > 1
 
 
 def test_a_bonus_goes_through_the_definition():
@@ -118,3 +128,15 @@ def test_what_the_definition_serves(dtype):
     found = Tokens(torch.zeros(1, 2, dtype=dtype), torch.zeros(1, 2, dtype=torch.int64))
     assert (places._library(live, found) is None) == (dtype == torch.float64)
     assert places._library(live._replace(log_prob=live.log_prob.float()), found) is None
+    other = Tokens(torch.zeros(3, 2), torch.zeros(3, 2, dtype=torch.int64))
+    assert places._library(live, other) is None  # neither of a source nor of a place
+
+
+def test_whatever_the_default_type_and_device():
+    live, ended = begun(1, 2, 3)
+    limits = Limits(torch.tensor([3]), torch.ones(1).double(), torch.ones(3), EOS, 1)
+    found = Tokens(torch.tensor([[-1.0, -2.0]]), torch.tensor([[3, 4]]))
+    with torch.device("meta"):
+        advanced = advance(live, ended, found, 0, limits)
+    assert advanced.parent.tolist() == [[0, 0]]
+    assert advanced.done.tolist() == [False]
