@@ -77,6 +77,15 @@ _KNOWN: dict[str, Callable[[], Peer]] = {
 }
 
 
+def serves(peer: Peer, what: str, device: torch.device) -> bool:
+    """Whether it has something to be timed beside `what` (a key of PLANS) on that device."""
+    if what == "ops":
+        return bool(peer.transforms) or (bool(peer.attention) and device.type == "cuda")
+    if what == "train":
+        return peer.training is not None
+    return what == "decode" and peer.decoding is not None and device.type == "cpu"
+
+
 def find(names: list[str]) -> list[Peer]:
     """The peers of these names. Raises SpecError for an unknown one, MissingExtraError for one that is not there."""
     found = []

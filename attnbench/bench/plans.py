@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from attnbench.bench import ctranslate2, models, nn_transformer, ops, scaling
-from attnbench.bench.peers import Peer
+from attnbench.bench.peers import Peer, serves
 from attnbench.bench.processes import Recipe, together, with_peaks
 from attnbench.bench.results import Section
 from attnbench.bench.timer import Case, Timing, measure
@@ -22,6 +22,12 @@ _CHUNK = {"cpu": 0.2, "cuda": 0.03}
 """Seconds of one turn; a GPU's clock, and what else it does, differ less."""
 BATCHES = 2
 """Of a timed update."""
+_TRANSFORMS = "transforms of scores"
+_ATTENTION = "attention, from projected queries, keys and values"
+_TRAINING, _TRAINING_BESIDE = "training, target tokens", "training beside other packages, target tokens"
+_DECODING = "decoding, tokens of the best outputs"
+_DECODING_BESIDE = "decoding beside other packages, tokens of the best outputs"
+_COST = "cost against"
 _LOADS = [models.Load(rows, length, beam) for rows in (1, 64) for length in (26, 100) for beam in (1, 5)]
 
 
@@ -65,12 +71,12 @@ class Plan(NamedTuple):
 def ops_sections(plan: Plan) -> Iterator[list[Section]]:
     device, dtype = plan.runtime.device, plan.dtype
     shapes = ops.SHAPES[:1] if plan.quick else ops.SHAPES
-    transforms = Section("transforms of scores", (ops.BASELINE,), [])
+    transforms = Section(_TRANSFORMS, (ops.BASELINE,), [])
     for shape in shapes:  # one shape at a time: what its cases hold is let go before the next
         cases = list(ops.transform_cases((shape,), device, plan.peers))
         transforms.timings.extend(plan.time(cases))
         yield [transforms]
-    attention = Section("attention, from projected queries, keys and values", ("SDPA", "softmax"), [])
+    attention = Section(_ATTENTION, ("SDPA", "softmax"), [])
     for shape in ops.ON_A_GPU if device.type == "cuda" and not plan.quick else shapes:
         cases = list(ops.attention_cases((shape,), device, dtype, peers=plan.peers))
         attention.timings.extend(plan.time(cases, loose=True, replay=True))
@@ -88,8 +94,8 @@ def train_sections(plan: Plan) -> Iterator[list[Section]]:
         timed = plan.time([recipe.make(*recipe.given) for recipe in recipes], loose=True)
         found += timed if plan.quick or device.type != "cpu" else with_peaks(timed, recipes, threads)
         yield [
-            *_if_any("training beside other packages, target tokens", nn_transformer.SHIPPED, beside),
-            Section("training, target tokens", ("softmax",), found, "tokens", peak_flops=plan.peak),
+            *_if_any(_TRAINING_BESIDE, nn_transformer.SHIPPED, beside),
+            Section(_TRAINING, ("softmax",), found, "tokens", peak_flops=plan.peak),
         ]
 
 
@@ -100,7 +106,10 @@ def decode_sections(plan: Plan) -> Iterator[list[Section]]:
     for size in plan.those_of("mini", "iwslt"):
         for load in loads:
             threads = torch.get_num_threads()
-            peers = [recipe for peer in plan.peers if peer.decoding for recipe in peer.decoding(size, load, threads)]
+            given = [
+                each.decoding for each in plan.peers if each.decoding and serves(each, "decode", plan.runtime.device)
+            ]
+            peers = [recipe for decoding in given for recipe in decoding(size, load, threads)]
             quantized = ["softmax" + models.QUANTIZED] if plan.runtime.device.type == "cpu" else []
             names = [*models.compared(plan.runtime.device), *quantized, *models.PATTERNS]
             ours = [Recipe(models.decoding, (size, name, load, plan.runtime)) for name in ("softmax", *quantized)]
@@ -108,8 +117,8 @@ def decode_sections(plan: Plan) -> Iterator[list[Section]]:
             found += plan.time([models.decoding(size, name, load, plan.runtime) for name in names], loose=True)
             baseline = ctranslate2.NAME.format("float32")
             yield [
-                *_if_any("decoding beside other packages, tokens of the best outputs", baseline, beside),
-                Section("decoding, tokens of the best outputs", ("softmax",), found, "tokens"),
+                *_if_any(_DECODING_BESIDE, baseline, beside),
+                Section(_DECODING, ("softmax",), found, "tokens"),
             ]
 
 
@@ -128,7 +137,7 @@ def scaling_sections(plan: Plan) -> Iterator[list[Section]]:
         made = list(given)
         timed = plan.time([case for _, _, case in made], replay=True)
         slopes = scaling.exponents([(size, timing) for (_, size, _), timing in zip(made, timed, strict=True)])
-        found.append(Section(f"cost against {group}", ("SDPA",), timed, exponents=slopes))
+        found.append(Section(f"{_COST} {group}", ("SDPA",), timed, exponents=slopes))
         yield found
 
 
@@ -138,3 +147,13 @@ PLANS: dict[What, Callable[[Plan], Iterator[list[Section]]]] = {
     "decode": decode_sections,
     "scaling": scaling_sections,
 }
+
+TITLES: dict[What, tuple[str, ...]] = {
+    "ops": (_TRANSFORMS, _ATTENTION),
+    "train": (_TRAINING_BESIDE, _TRAINING),
+    "decode": (_DECODING_BESIDE, _DECODING),
+    "scaling": (_COST,),
+}
+"""What the titles of their sections begin with."""
+OF_SIZES: tuple[What, ...] = ("train", "decode")
+"""Those that time models, which have a size."""

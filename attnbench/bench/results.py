@@ -89,7 +89,10 @@ def as_json(
 
 
 class Table(NamedTuple):
+    """note: how its entries are read."""
+
     title: str
+    note: str
     head: list[str]
     lines: list[list[str]]
 
@@ -108,7 +111,7 @@ def tables(sections: Sequence[Section]) -> Iterator[Table]:
             if section.exponents:
                 line.append(f"{section.exponents[name]:.2f}" if name in section.exponents else "")
             lines.append(line)
-        yield Table(section.title, head, lines)
+        yield Table(section.title, _note(section), head, lines)
         if any(each.peak_mb is not None for each in section.timings):
             yield _peaks(section, groups)
 
@@ -119,11 +122,20 @@ def _peaks(section: Section, groups: list[str]) -> Table:
     for name in dict.fromkeys(each.name for each in section.timings):
         held = [peaks.get((name, group)) for group in groups]
         lines.append([name, *("" if peak is None else f"{peak:,.0f}" for peak in held)])
-    return Table(f"{section.title}: most memory, MiB", ["", *groups], lines)
+    return Table(f"{section.title}: most memory, MiB", "Each in a process of its own.", ["", *groups], lines)
+
+
+def _note(section: Section) -> str:
+    base = section.baseline[0] if len(section.baseline) == 1 else f"the faster of {' and '.join(section.baseline)}"
+    if section.unit:
+        ratio = f"Work a second; x: in multiples of that of {base}."
+    else:
+        ratio = f"Time of a call; x: in multiples of that of {base}."
+    return f"{ratio} ±: half of what lies between the least and the most time of a round, in parts of the median."
 
 
 def _entry(section: Section, timing: Timing) -> str:
-    """`131 us, x 1.2` of a call, with how much longer it takes; `3,200/s, x 0.95` of a rate, with its part."""
+    """`131 us x 1.20 ±3%` of a call, with how much longer it takes; `3,200/s x 0.95 ±3%` of a rate, with its part."""
     spread = (timing.high - timing.low) / (2 * timing.median)
     ratio, part = relative(section, timing), share(section, timing)
     if section.unit:
@@ -156,7 +168,15 @@ def head_lines(signature: dict[str, Any], choices: Sequence[Choice], machine: Ro
 def markdown(found: Sequence[Table], head: Sequence[str], command: str) -> str:
     lines = [f"`{command}`", "", *(f"- {line}" for line in head)]
     for table in found:
-        lines += ["", f"## {table.title}", "", f"| {' | '.join(table.head)} |", "|" + " --- |" * len(table.head)]
+        lines += [
+            "",
+            f"## {table.title}",
+            "",
+            table.note,
+            "",
+            f"| {' | '.join(table.head)} |",
+            "|" + " --- |" * len(table.head),
+        ]
         lines += [f"| {' | '.join(line)} |" for line in table.lines]
     return "\n".join(lines) + "\n"
 
@@ -178,13 +198,14 @@ class Fall(NamedTuple):
 def falls(before: dict[str, Any], now: dict[str, Any], tolerance: float) -> tuple[list[Fall], int]:
     """Ratios of least times that fell by more than `tolerance`, a part of what they were, worst first; and how many
     were compared."""
-    old = dict(_ratios(before))
-    compared = [(key, old[key], ratio) for key, ratio in _ratios(now) if key in old]
+    old = dict(ratios(before))
+    compared = [(key, old[key], ratio) for key, ratio in ratios(now) if key in old]
     fallen = [Fall(*key, was, ratio) for key, was, ratio in compared if ratio < was * (1 - tolerance)]
     return sorted(fallen, key=lambda fall: fall.now / fall.before), len(compared)
 
 
-def _ratios(document: dict[str, Any]) -> Iterator[tuple[tuple[str, str, str], float]]:
+def ratios(document: dict[str, Any]) -> Iterator[tuple[tuple[str, str, str], float]]:
+    """Of least times, and shares of the measured rate: (section, group, name) and the figure."""
     for section in document["sections"]:
         for each in section["timings"]:
             if each["best"] is not None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from attnbench.bench.machine import Choice, Roofline, roofline, set_up, signature
 from attnbench.bench.models import SIZES
-from attnbench.bench.peers import find
-from attnbench.bench.plans import PLANS, Plan
+from attnbench.bench.peers import Peer, find, serves
+from attnbench.bench.plans import OF_SIZES, PLANS, TITLES, Plan
 from attnbench.bench.plot import draw
-from attnbench.bench.results import SCHEMA, Fall, Section, as_json, falls, head_lines, markdown, tables
+from attnbench.bench.results import SCHEMA, Fall, Section, as_json, falls, head_lines, markdown, ratios, tables
 from attnbench.core import processor
-from attnbench.core.errors import SpecError
+from attnbench.core.errors import MissingExtraError, SpecError
 from attnbench.core.files import write_atomic
 from attnbench.core.spec import unknown
 from attnbench.train.runtime import choose_device, choose_runtime, use_threads
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 
 _UNFINISHED = "unfinished"
+_NOTHING_IN_COMMON = "--compare: the two measurements have no figure in common; run what the earlier one ran"
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,9 @@ class Report:
         for line in self.head:
             console.print(line, markup=False)
         for table in tables(self.sections):
-            shown = Table(*table.head, title=table.title, title_justify="left")
+            shown = Table(
+                *table.head, title=table.title, title_justify="left", caption=table.note, caption_justify="left"
+            )
             for line in table.lines:
                 shown.add_row(*line)
             console.print(shown)
@@ -69,7 +75,7 @@ class Report:
         """Raises SpecError where the two have no figure in common."""
         found, compared = falls(earlier, self.document, tolerance)
         if not compared:
-            raise SpecError("--compare: the two measurements have no figure in common; run what the earlier one ran")
+            raise SpecError(_NOTHING_IN_COMMON)
         return found, compared
 
 
@@ -77,13 +83,20 @@ def _paths(folder: Path, stem: str) -> tuple[Path, Path]:
     return folder / f"{stem}.json", folder / f"{stem}.md"
 
 
-def _same_kind(earlier: dict[str, Any], signature: dict[str, Any]) -> None:
-    """Raise SpecError where the earlier figures hang on other things, as far as their file tells."""
+def _same_kind(earlier: dict[str, Any], signature: dict[str, Any], what: Sequence[str]) -> None:
+    """Raise SpecError where the earlier figures hang on other things, or none will be measured, as far as their file
+    tells."""
+    begins = tuple(title for each in what for title in TITLES[each])  # pyright: ignore[reportArgumentType]
+    if not any(title.startswith(begins) for (title, _, _), _ in ratios(earlier)):
+        raise SpecError(_NOTHING_IN_COMMON)
     was = earlier["signature"]
     both = [name for name in signature if name in was]
     differ = [f"{name} ({was[name]}, now {signature[name]})" for name in both if was[name] != signature[name]]
     if differ:
-        raise SpecError(f"--compare: these figures are not of the same kind: {'; '.join(differ)}")
+        raise SpecError(
+            f"--compare: these figures are not of the same kind: {'; '.join(differ)}; measure as the earlier one was, "
+            "or compare with another"
+        )
 
 
 def run(
@@ -96,27 +109,25 @@ def run(
 
     Raises SpecError and MissingExtraError before anything is timed, AttnbenchError where a case cannot be.
     """
-    peers = find(against.split(",") if against else [])
-    sizes = size.split(",") if size else None
-    for name in sizes or []:
-        if name not in SIZES:
-            raise SpecError(f"--size: {unknown('size', name, list(SIZES))}")
-    place = choose_device(device)
-    if place.type not in ("cpu", "cuda"):
-        raise SpecError(f"--device {device}: speed is measured on cpu and cuda")
-    use_threads(threads or processor.usable_cores())
+    peers, sizes = find(_names(against)), _names(size)
+    place = _place(device)
+    _require_use(what, place, peers, sizes)
+    cores = processor.usable_cores()
+    if threads is not None and threads > cores:
+        raise SpecError(f"--threads {threads}: {cores} cores can be used here; give that many at most")
+    use_threads(threads or cores)
     runtime = choose_runtime(place, "bf16" if precision == "bf16" else "fp32")
     if runtime.precision != precision:
-        raise SpecError(
+        raise MissingExtraError(
             f"--precision {precision}: this device has no instructions for it, and training takes float32 instead; "
             "measure fp32"
         )
     choices: list[Choice] = set_up(runtime)
     made = signature(runtime)
     if earlier is not None:
-        _same_kind(earlier, made)
+        _same_kind(earlier, made, what)
     machine: Roofline = roofline(place)
-    plan = Plan(runtime, rounds, quick, peers, machine.flops[runtime.precision], sizes)
+    plan = Plan(runtime, rounds, quick, peers, machine.flops[runtime.precision], sizes or None)
     versions = {peer.package: peer.version for peer in peers}
 
     def report(sections: list[Section], machine: Roofline, *, finished: bool) -> Report:
@@ -134,6 +145,35 @@ def run(
     return report(done, machine.better_of(roofline(place)), finished=True)
 
 
+def _names(listed: str | None) -> list[str]:
+    """What an option names with commas, each once."""
+    return list(dict.fromkeys(each for name in (listed or "").split(",") if (each := name.strip())))
+
+
+def _place(device: str | None) -> torch.device:
+    place = choose_device(device)
+    if place.type not in ("cpu", "cuda"):
+        raise SpecError(f"--device {device}: speed is measured on cpu and cuda; name one of them")
+    if place.type == "cuda" and place.index is not None:
+        torch.cuda.set_device(place)  # whose events and streams are meant
+    return place
+
+
+def _require_use(what: Sequence[str], place: torch.device, peers: Sequence[Peer], sizes: Sequence[str]) -> None:
+    """Raise SpecError for a name that there is not, or that changes nothing."""
+    for name in sizes:
+        if name not in SIZES:
+            raise SpecError(f"--size: {unknown('size', name, list(SIZES))}")
+    if sizes and not set(what) & set(OF_SIZES):
+        raise SpecError(f"--size: {', '.join(what)} times no models; leave it out, or time {' or '.join(OF_SIZES)}")
+    for peer in peers:
+        if not any(serves(peer, each, place) for each in what):
+            raise SpecError(
+                f"--against {peer.package}: it does nothing that could be timed beside {', '.join(what)} on "
+                f"{place.type}; leave it out"
+            )
+
+
 def _against(peak: float, section: Section) -> Section:
     """Its shares are of this rate of products."""
     return section if section.peak_flops is None else section._replace(peak_flops=peak)
@@ -144,10 +184,28 @@ def read_earlier(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise SpecError(f"--compare {path}: it cannot be read ({error})") from None
+        raise SpecError(f"--compare {path}: it cannot be read ({error}); name a speed.json of --out") from None
     known = isinstance(document, dict) and document.get("schema_version") == SCHEMA
-    if not known or not {"sections", "signature"} <= set(document):
+    if not known or not _is_measurement(document):
         raise SpecError(f"--compare {path}: it holds no measurement of `attnbench speed`; name a speed.json of --out")
     if not document.get("finished", True):
         raise SpecError(f"--compare {path}: this measurement was not finished; name a speed.json")
     return document
+
+
+def _is_measurement(document: dict[str, Any]) -> bool:
+    try:
+        sound = all(isinstance(ratio, float | int) for _, ratio in ratios(document))
+    except (KeyError, TypeError):
+        return False
+    return sound and isinstance(document.get("signature"), dict)
+
+
+def make_folder(folder: Path) -> None:
+    """Raises SpecError where it cannot be made, or nothing can be written to it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(f"--out {folder}: it cannot be made ({error.strerror}); name another folder") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise SpecError(f"--out {folder}: nothing can be written there; name another folder")

@@ -27,7 +27,7 @@ class Precision(StrEnum):
 def speed(
     what: Annotated[What | None, typer.Argument(help="What to time; left out: ops, train and decode.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller cases: a minute instead of many.")] = False,
-    size: Annotated[str | None, typer.Option("--size", help="tiny, mini, iwslt, base; with commas.")] = None,
+    size: Annotated[str | None, typer.Option("--size", help="Of models: tiny, mini, iwslt, base; with commas.")] = None,
     precision: Annotated[Precision, typer.Option("--precision", help="Of models, and of attention.")] = Precision.fp32,
     threads: Annotated[int | None, typer.Option("--threads", help="Left out: all that are here.", min=1)] = None,
     rounds: Annotated[int, typer.Option("--rounds", help="Turns that every case has.", min=1)] = 5,
@@ -35,7 +35,7 @@ def speed(
         str | None, typer.Option("--against", help="Packages timed beside: entmax, torch, ctranslate2, adasplash.")
     ] = None,
     compare: Annotated[Path | None, typer.Option("--compare", help="Say which ratios fell since this JSON.")] = None,
-    tolerance: Annotated[float, typer.Option("--tolerance", help="Part that a ratio may fall by.", min=0)] = 0.1,
+    tolerance: Annotated[float, typer.Option("--tolerance", help="Part that a ratio may fall by.", min=0, max=1)] = 0.1,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for speed.json, speed.md and speed.svg.")] = None,
     device: common.Device = None,
     as_json: common.Json = False,
@@ -47,7 +47,7 @@ def speed(
 
     Example: attnbench speed --quick --compare speed.json
     """
-    from attnbench.bench.run import Report, read_earlier, run
+    from attnbench.bench.run import Report, make_folder, read_earlier, run
 
     kept: list[Path] = []
 
@@ -58,6 +58,8 @@ def speed(
             typer.echo(f"--out {out}: what is measured so far could not be kept: {error}", err=True)
 
     earlier = None if compare is None else read_earlier(compare)
+    if out is not None:
+        make_folder(out)
     command = " ".join(["attnbench", *sys.argv[1:]])
     try:
         report = run(
@@ -71,12 +73,12 @@ def speed(
         if isinstance(error, KeyboardInterrupt):  # nothing that goes on
             raise typer.Exit(130) from None
         raise
-    if out is not None and not report.write(out):
-        typer.echo("no speed.svg: matplotlib is not installed (pip install 'attnbench[plot]')", err=True)
-    if as_json:
+    if as_json:  # what is measured is shown first: a file may still fail
         common.emit_json(report.document)
     else:
         report.show(common.console())
+    if out is not None and not report.write(out):
+        typer.echo("no speed.svg: matplotlib is not installed (pip install 'attnbench[plot]')", err=True)
     if earlier is not None:
         fallen, compared = report.falls(earlier, tolerance)
         for fall in fallen:

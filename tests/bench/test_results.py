@@ -73,10 +73,17 @@ def test_memory_has_a_table_of_its_own():
     assert table.lines == [["base", "1,234"], ["a", ""]]
 
 
+def test_a_table_says_how_it_is_read():
+    (table,) = tables([Section("some", ("base",), [timing("base", 1.0)], "tokens")])
+    assert table.note.startswith("Work a second; x: in multiples of that of base. ±: half of")
+
+
 def test_markdown_holds_every_line():
     text = markdown(list(tables([section(timing("base", 1.0))])), ["signature"], "attnbench speed ops")
     assert text.splitlines() == [
-        "`attnbench speed ops`", "", "- signature", "", "## some", "", "|  | g |", "| --- | --- |",
+        "`attnbench speed ops`", "", "- signature", "", "## some", "",
+        "Time of a call; x: in multiples of that of the faster of base and other. ±: half of what lies between the "
+        "least and the most time of a round, in parts of the median.", "", "|  | g |", "| --- | --- |",
         "| base | 1 s x 1.00 |",
     ]  # fmt: skip
 

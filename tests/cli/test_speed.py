@@ -140,7 +140,7 @@ def test_figures_of_another_kind_are_not_compared(invoke, monkeypatch):
 def test_bfloat16_is_measured_where_it_would_be_used(invoke, monkeypatch):
     monkeypatch.setattr(plans, "measure", lambda *given, **more: pytest.fail("timed"))
     monkeypatch.setattr(runtime, "multiplies_bfloat16", lambda device: False)
-    assert "training takes float32 instead; measure fp32" in invoke(*RUN, "--precision", "bf16", code=2).stderr
+    assert "training takes float32 instead; measure fp32" in invoke(*RUN, "--precision", "bf16", code=3).stderr
 
 
 @pytest.mark.parametrize(("options", "said"), [
@@ -149,12 +149,43 @@ def test_bfloat16_is_measured_where_it_would_be_used(invoke, monkeypatch):
     (("--compare", "nowhere.json"), "nowhere.json: it cannot be read"),
     (("--compare", "other.json"), "it holds no measurement"),
     (("--compare", "empty.json"), "it holds no measurement"),
+    (("--compare", "unsigned.json"), "it holds no measurement"),
+    (("--compare", "no timings.json"), "it holds no measurement"),
+    (("--compare", "words.json"), "it holds no measurement"),
+    (("--compare", "of training.json"), "no figure in common; run what the earlier one ran"),
+    (("--size", "mini"), "--size: ops times no models; leave it out, or time train or decode"),
+    (("--against", "torch"), "--against torch: it does nothing that could be timed beside ops on cpu; leave it out"),
+    (("--threads", "4096"), "cores can be used here; give that many at most"),
+    (("--tolerance", "1.5"), "--tolerance"),
+    (("--out", "other.json"), "--out other.json: it cannot be made (File exists); name another folder"),
 ])  # fmt: skip
 def test_bad_options_before_anything_is_timed(invoke, monkeypatch, options, said):
     Path("other.json").write_text("[1]")
     Path("empty.json").write_text('{"schema_version": 1, "sections": []}')
+    timing = {"group": "mini", "name": "softmax", "best": 1.0, "share": None}
+    for name, title, timings, signature in (
+        ("unsigned", "transforms of scores", [timing], None),
+        ("no timings", "transforms of scores", None, {}),
+        ("words", "transforms of scores", [{**timing, "best": "fast"}], {}),
+        ("of training", "training, target tokens", [timing], {}),
+    ):
+        sections = [{"title": title, "timings": timings}]
+        document = {"schema_version": 1, "sections": sections, "signature": signature}
+        Path(f"{name}.json").write_text(json.dumps(document))
     monkeypatch.setattr(plans, "measure", lambda *given, **more: pytest.fail("timed"))
     assert said in invoke(*RUN, *options, code=2).stderr
+
+
+def test_names_with_commas_and_spaces_are_named_once(invoke):
+    result = invoke(*RUN, "--against", "entmax, entmax,", "--json")
+    assert list(json.loads(result.stdout)["peers"]) == ["entmax"]
+
+
+def test_what_was_measured_is_shown_though_it_cannot_be_written(invoke, monkeypatch):
+    monkeypatch.setattr(Report, "write", lambda *given: (_ for _ in ()).throw(OSError(28, "no space left", "found")))
+    result = invoke(*RUN, "--out", "found", code=1)
+    assert "transforms of scores" in result.stdout
+    assert "error: found: no space left" in result.stderr
 
 
 def test_a_package_that_is_not_installed(invoke, monkeypatch):
