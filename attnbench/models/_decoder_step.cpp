@@ -58,10 +58,12 @@ struct Step {
     int64_t filled;              // of the cache, before this step
     Rows keys, values;           // the cache,
     Rows own_keys, own_values;   // and what of it is attended,
-    int64_t own;                 // so many positions
+    int64_t own;                 // so many positions,
+    Listed own_listed;           // which they are
     Rows source_keys, source_values;
-    int64_t positions;           // of the source
-    Strided valid;               // of the source
+    int64_t positions;           // of the source, as many as are attended,
+    Listed source_listed;        // which they are,
+    Strided valid;               // and whether they hold anything
     float* states;               // rows x width, which go in and come out,
     float *queries, *context;      // rows x width: queries, and what they receive
     float *room, *branch, *scores, *weights;  // rows x the widest inner, rows x width, and as `Attention` has them
@@ -131,13 +133,13 @@ struct Run {
     }
 
     int attend(const Site& site, const Rows& keys, const Rows& values, int64_t count, int64_t queries,
-               const Strided& valid) const {
+               const Listed& listed, const Strided& valid) const {
         const int64_t width = layer.width, head = width / layer.heads;
         const Rows asked = {step.queries, queries * width, head, width};
         const Rows out = {step.context, queries * width, head, width};
         const Sizes sizes = {step.rows / queries * layer.heads, layer.heads, queries, count, head};
-        const Attention given = {asked,          keys,  values,       out,         sizes,     head, site.scale,
-                                 site.transform, valid, site.forward, step.scores, step.weights};
+        const Attention given = {asked,          keys,  values, out,          sizes,       head,        site.scale,
+                                 site.transform, valid, listed, site.forward, step.scores, step.weights};
         return site.attend(&given, threads);
     }
 
@@ -155,11 +157,12 @@ struct Run {
                 ask(layer.own, states);
                 return 0;
             }
-            case ATTEND: return attend(layer.own, step.own_keys, step.own_values, step.own, 1, {});
+            case ATTEND: return attend(layer.own, step.own_keys, step.own_values, step.own, 1, step.own_listed, {});
             case ASK_SOURCE: ask(layer.source, next(through(layer.own.context, step.context, step.room), 1)); return 0;
             case ATTEND_SOURCE:
                 return attend(
-                    layer.source, step.source_keys, step.source_values, step.positions, step.beams, step.valid);
+                    layer.source, step.source_keys, step.source_values, step.positions, step.beams, step.source_listed,
+                    step.valid);
             case FINISH: {
                 const float* states = next(through(layer.source.context, step.context, step.room), 2);
                 float* inner = step.room;

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attnbench.attention.backends import few
+from attnbench.attention.backends.picked import Picked, sources
 from attnbench.attention.modules.base import Attention
 from attnbench.attention.modules.multihead import MultiHead
 from attnbench.attention.scores.base import Score
@@ -63,10 +64,11 @@ class _Step(ctypes.Structure):
     _fields_ = (
         ("rows", ctypes.c_int64), ("beams", ctypes.c_int64), ("filled", ctypes.c_int64),
         ("keys", few.Rows), ("values", few.Rows), ("own_keys", few.Rows), ("own_values", few.Rows),
-        ("own", ctypes.c_int64), ("source_keys", few.Rows), ("source_values", few.Rows), ("positions", ctypes.c_int64),
-        ("valid", _rows.Strided), ("states", ctypes.c_void_p), ("queries", ctypes.c_void_p),
-        ("context", ctypes.c_void_p), ("room", ctypes.c_void_p), ("branch", ctypes.c_void_p),
-        ("scores", ctypes.c_void_p), ("weights", ctypes.c_void_p),
+        ("own", ctypes.c_int64), ("own_listed", few.Listed), ("source_keys", few.Rows), ("source_values", few.Rows),
+        ("positions", ctypes.c_int64), ("source_listed", few.Listed), ("valid", _rows.Strided),
+        ("states", ctypes.c_void_p), ("queries", ctypes.c_void_p), ("context", ctypes.c_void_p),
+        ("room", ctypes.c_void_p), ("branch", ctypes.c_void_p), ("scores", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
     )  # fmt: skip
 
 
@@ -126,28 +128,27 @@ class CompiledDecoder(Shared):
         library: Any = native.loaded(_SOURCE)
         sites, given = self._sites, self._given
         grown = tuple(each.attention.grown(cache, 1) for each, cache in zip(sites, caches, strict=True))
-        room = _Room(token, given, memories, grown)
+        of_cache = [each.attention.own_of_cache(at) if each.compiled else None for each in sites]
+        of_source = _of_sources(sites, at, memories) if beams <= few.MOST else [None] * len(sites)
+        room = _Room(token, given, _most(memories, grown, [*of_cache, *of_source]))
         if library.attnbench_decoder_embed(
             ctypes.byref(given.embeddings), native.at(token), *map(ctypes.c_int64, (len(token), at)), room.states
         ):
             raise IndexError(f"a token has no row among the {given.embeddings.count} embeddings")
-        spans = [each.attention.span(at) if each.compiled else None for each in sites]
-        sources = [each.cross_compiled and beams <= few.MOST for each in sites]
         steps = (_Step * len(sites))(*(
-            room.step(memory if source else None, cache, span or range(0), beams)
-            for memory, source, cache, span in zip(memories, sources, grown, spans, strict=True)
+            room.step(beams, *each) for each in zip(memories, grown, of_source, of_cache, strict=True)
         ))  # fmt: skip
-        if None not in spans and all(sources):
+        if None not in of_cache and None not in of_source:
             _run(given.layers, steps)
         else:
             own, source = step_positions(at, beams, memories[0].values.shape[2], token.device)
             for place, each in enumerate(sites):
                 layer, step, first = given.layers[place], steps[place], _ASK
-                if spans[place] is None:
+                if of_cache[place] is None:
                     _run(layer, step, first, _ASK)
                     received = _received(each.attention, room.queries(), 1, grown[place], own)
                     step.context, first = received.data_ptr(), _ASK_SOURCE
-                if not sources[place]:
+                if of_source[place] is None:
                     _run(layer, step, first, _ASK_SOURCE)
                     received = _received(each.cross, room.queries(), beams, memories[place], source)
                     step.context, first = received.data_ptr(), _FINISH
@@ -181,12 +182,10 @@ class CompiledDecoder(Shared):
 class _Room:
     """What the layers of one step write to, one after the other."""
 
-    def __init__(
-        self, token: Int[Tensor, "R"], given: _Given, memories: Sequence[Memory], caches: Sequence[Memory]
-    ) -> None:
+    def __init__(self, token: Int[Tensor, "R"], given: _Given, keys: int) -> None:
+        """keys: the most that a query attends."""
         self.rows, self.width = len(token), given.embeddings.width
         heads = max(each.heads for each in given.layers)
-        keys = max(*(each.values.shape[2] for each in memories), *(each.filled or 0 for each in caches))
         all_keys, wide = self.rows * heads * keys, self.rows * self.width
         self.buffer = torch.empty(4 * wide + self.rows * given.inner + 2 * all_keys, dtype=torch.float32, device="cpu")
         ends = itertools.accumulate((wide, wide, wide, wide, self.rows * given.inner, all_keys), initial=0)
@@ -199,19 +198,64 @@ class _Room:
         wide = self.rows * self.width
         return self.buffer[wide : 2 * wide].view(self.rows, self.width)
 
-    def step(self, memory: Memory | None, cache: Memory, span: range, beams: int) -> _Step:
-        """memory: None where its attention is not compiled. span: what of the cache is attended."""
+    def step(
+        self, beams: int, memory: Memory, cache: Memory, of_source: Picked | None, of_cache: Picked | None
+    ) -> _Step:
+        """of_source, of_cache: what is attended; None where compiled code does not attend. They must live as long."""
         assert cache.keys is not None  # allocate() made them
         assert cache.filled is not None
         held = few.rows_of(cache.keys), few.rows_of(cache.values)
-        own = [few.Rows(r.data + 4 * span.start * r.position, r.batch, r.head, r.position * span.step) for r in held]
-        source, count, valid = (few.Rows(), few.Rows()), 0, _rows.NOTHING
-        if memory is not None:
+        own, source, valid = _NOTHING, _NOTHING, _rows.NOTHING
+        if of_cache is not None:
+            own = _attended(*held, of_cache, cache.filled)
+        if of_source is not None:
             assert memory.keys is not None  # a MultiHead made them
-            source, count = (few.rows_of(memory.keys), few.rows_of(memory.values)), memory.values.shape[2]
-            if memory.valid is not None:
+            rows = few.rows_of(memory.keys), few.rows_of(memory.values)
+            source = _attended(*rows, of_source, memory.values.shape[2])
+            if of_source.there is not None:
+                outer, middle, _, key = of_source.there.stride()
+                valid = _rows.Strided(of_source.there.data_ptr(), outer, middle, 0, key)
+            elif memory.valid is not None and isinstance(of_source.keys, slice):
                 valid = _rows.Strided(memory.valid.data_ptr(), memory.valid.stride(0), 0, 0, memory.valid.stride(1))
-        return _Step(self.rows, beams, cache.filled - 1, *held, *own, len(span), *source, count, valid, *self.addresses)
+        return _Step(self.rows, beams, cache.filled - 1, *held, *own, *source, valid, *self.addresses)
+
+
+_NOTHING = few.Rows(), few.Rows(), 0, few.ALL
+
+
+def _attended(keys: few.Rows, values: few.Rows, own: Picked, count: int) -> tuple[few.Rows, few.Rows, int, few.Listed]:
+    """Of so many keys and values those that are attended, how many, and which where they are listed."""
+    if not isinstance(own.keys, slice):
+        return keys, values, own.keys.shape[2], few.listed_of(own.keys)
+    span = range(count)[own.keys]
+    key, value = (
+        few.Rows(each.data + 4 * span.start * each.position, each.batch, each.head, each.position * span.step)
+        for each in (keys, values)
+    )
+    return key, value, len(span), few.ALL
+
+
+def _most(memories: Sequence[Memory], caches: Sequence[Memory], own: Sequence[Picked | None]) -> int:
+    """Keys that a query attends at most: lists may be longer than sources."""
+    listed = (each.keys.shape[2] for each in own if each is not None and not isinstance(each.keys, slice))
+    return max(*(each.values.shape[2] for each in memories), *(each.filled or 0 for each in caches), *listed)
+
+
+def _of_sources(sites: Sequence[_Sites], at: int, memories: Sequence[Memory]) -> list[Picked | None]:
+    """The keys of its memory that each layer attends at position `at`; None where compiled code does not attend."""
+    found: list[Picked | None] = []
+    valid, given = None, None  # that of all layers is one and the same
+    for each, memory in zip(sites, memories, strict=True):
+        if not isinstance(each.cross, MultiHead) or not each.cross_compiled:
+            found.append(None)
+        elif not each.cross.choice.picks:
+            found.append(Picked(slice(None)))
+        else:
+            if given is None or memory.valid is not valid:
+                rows, _, width, _ = memory.values.shape
+                valid, given = memory.valid, sources(rows, width, memory.valid)
+            found.append(each.cross.own_of_sources(at, given))
+    return found
 
 
 def step_positions(at: int, beams: int, keys: int, device: torch.device) -> tuple[Positions, Positions]:

@@ -83,6 +83,8 @@ SITES: dict[str, Any] = {
     "window": {"decoder_self": {"pattern": "window", "budget": 3}},
     "dilated": {"decoder_self": {"pattern": "dilated", "budget": 3}},
     "listed keys": {"decoder_self": {"pattern": "bigbird", "budget": 4}},
+    "drawn keys": {"default": {"pattern": "random", "budget": 3}},
+    "more drawn than there are": {"default": {"pattern": "random", "budget": 40, "transform": "sparsemax"}},
     "gates": {"cross": {"transform": "sigmoid"}},
     "additive over the source": {"cross": {"score": "additive"}},
     "no projections": {"cross": {"module": "single_head"}},
@@ -101,7 +103,7 @@ def test_the_definition(name, shape):
 
 
 @pytest.mark.parametrize("beams", [2, few.MOST, few.MOST + 1])
-@pytest.mark.parametrize("name", ["softmax", "learned alpha", "listed keys", "slots"])
+@pytest.mark.parametrize("name", ["softmax", "learned alpha", "listed keys", "drawn keys", "slots"])
 def test_beams(name, beams):
     model = built(attention=SITES[name])
     rows = torch.randint(0, beams, (len(LENGTHS), beams)) + beams * torch.arange(len(LENGTHS))[:, None]
@@ -447,7 +449,8 @@ def test_a_mask_that_lies_otherwise_in_memory():
 
 
 @pytest.mark.parametrize(
-    ("name", "calls"), [("softmax", 1), ("window", 1), ("listed keys", 2 * 2), ("slots", 2 * 2), ("dense", 2 * 3)]
+    ("name", "calls"),
+    [("softmax", 1), ("window", 1), ("listed keys", 1), ("drawn keys", 1), ("slots", 2 * 2), ("dense", 2 * 3)],
 )
 @torch.no_grad()
 def test_calls_of_the_last_step(name, calls, monkeypatch):

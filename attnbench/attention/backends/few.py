@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attnbench.attention.transforms import _rows
@@ -31,6 +31,16 @@ class Rows(ctypes.Structure):
     )  # fmt: skip
 
 
+class Listed(ctypes.Structure):
+    """Keys of each row as compiled code reads them, where `_few.hpp` is included."""
+
+    _fields_ = (("keys", ctypes.c_void_p), ("batch", ctypes.c_int64), ("head", ctypes.c_int64))
+
+
+ALL = Listed(None, 0, 0)
+"""Where no keys are listed."""
+
+
 class _Sizes(ctypes.Structure):
     _fields_ = (
         ("rows", ctypes.c_int64), ("heads", ctypes.c_int64), ("queries", ctypes.c_int64), ("keys", ctypes.c_int64),
@@ -42,7 +52,7 @@ class _Attention(ctypes.Structure):
     _fields_ = (
         ("query", Rows), ("keys", Rows), ("values", Rows), ("out", Rows), ("sizes", _Sizes),
         ("width", ctypes.c_int64), ("scale", ctypes.c_float), ("transform", _rows.Transform), ("valid", _rows.Strided),
-        ("forward", ctypes.c_void_p), ("scores", ctypes.c_void_p), ("weights", ctypes.c_void_p),
+        ("listed", Listed), ("forward", ctypes.c_void_p), ("scores", ctypes.c_void_p), ("weights", ctypes.c_void_p),
     )  # fmt: skip
 
 
@@ -95,21 +105,28 @@ def attend(
     *,
     scale: float,
     transform: Fused,
-    valid: Bool[Tensor, "#B #H #Q K"] | None = None,
+    valid: Bool[Tensor, "#B #H #Q n"] | None = None,
+    listed: Int[Tensor, "#B #H n"] | None = None,
 ) -> Float[Tensor, "B H Q E2"]:
     """Context of every query over all valid keys, in one call; its heads lie side by side.
 
-    Masked values must be finite. Not differentiable.
+    listed: the keys that are there, others are not read; left out: all of them. Masked values must be finite. Not
+    differentiable. Raises IndexError for listed keys that there are not.
     """
     query, (rows, heads, queries, _) = _dense(query), query.shape
-    scores = query.new_empty(rows, heads, queries, keys.shape[2])
+    count = keys.shape[2] if listed is None else listed.shape[2]
+    scores = query.new_empty(rows, heads, queries, count)
     weights, out = torch.empty_like(scores), query.new_empty(rows, queries, heads, values.shape[3]).transpose(1, 2)
     check_mask("valid", valid, scores)
     known, _held = _rows.read(transform, scores)
     marks = _rows.spread(valid, scores)
+    if listed is not None:
+        listed = listed.contiguous()
+        if count and not 0 <= int(listed.min()) <= int(listed.max()) < keys.shape[2]:
+            raise IndexError(f"keys are listed beyond the {keys.shape[2]} that there are")
     given = _Attention(
-        rows_of(query), rows_of(keys), rows_of(values), rows_of(out), _sizes(query, keys), values.shape[3], scale,
-        known, _rows.strided(marks), _rows.address(), scores.data_ptr(), weights.data_ptr(),
+        rows_of(query), rows_of(keys), rows_of(values), rows_of(out), _sizes(query, keys, count), values.shape[3],
+        scale, known, _rows.strided(marks), listed_of(listed), _rows.address(), scores.data_ptr(), weights.data_ptr(),
     )  # fmt: skip
     _rows.check(native.loaded(_SOURCE).attnbench_attend(ctypes.byref(given), torch.get_num_threads()), scores)
     return out
@@ -148,6 +165,15 @@ def rows_of(states: Float[Tensor, "B H N E"]) -> Rows:
     return Rows(states.data_ptr(), *states.stride()[:3])
 
 
-def _sizes(asking: Tensor, held: Float[Tensor, "B H K E"]) -> _Sizes:
+def listed_of(keys: Int[Tensor, "#B #H n"] | None) -> Listed:
+    """As compiled code reads them, while they live; they are contiguous."""
+    if keys is None:
+        return ALL
+    rows, heads, count = keys.shape
+    return Listed(keys.data_ptr(), heads * count if rows > 1 else 0, count if heads > 1 else 0)
+
+
+def _sizes(asking: Tensor, held: Float[Tensor, "B H K E"], count: int | None = None) -> _Sizes:
+    """count: of keys, where not all are meant."""
     rows, heads, keys, width = held.shape
-    return _Sizes(rows * heads, heads, asking.shape[2], keys, width)
+    return _Sizes(rows * heads, heads, asking.shape[2], keys if count is None else count, width)

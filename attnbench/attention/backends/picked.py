@@ -26,16 +26,27 @@ _TABLES = 256
 _LARGEST = 1 << 18
 """A draw of so many keys, of 2 bytes each, is no longer remembered; longer sources are drawn for each batch."""
 
-Seen = slice | Int[Tensor, "#H n"]
-"""Keys in the order in which they stand: at even distances and the same for all heads, or listed."""
+_BATCHES = 32
+"""Draws of batches that are remembered: those of all layers, for the steps to come."""
+
+Seen = slice | Int[Tensor, "#B #H n"]
+"""Keys in the order in which they stand: at even distances and the same for all rows and heads, or listed."""
 
 
 class Picked(NamedTuple):
     """Some keys of a Memory. there: which places hold one; None: all."""
 
-    keys: Float[Tensor, "B H n E"]
-    values: Float[Tensor, "B H n E2"]
+    keys: Seen
     there: Bool[Tensor, "B H 1 n"] | None = None
+
+
+class Sources(NamedTuple):
+    """The keys of a batch of sources. lengths: of each, how many are real. width: of the batch. valid: which are real,
+    where these are not the first ones."""
+
+    lengths: tuple[int, ...]
+    width: int
+    valid: Bool[Tensor, "B K"] | None
 
 
 def draws_all(pattern: PatternSpec) -> bool:
@@ -50,75 +61,78 @@ def _layout(pattern: PatternSpec, layer: int, seed: int, lengths: Int[Tensor, "B
     return pattern.layout("cross", layer, lengths=lengths, seed=seed)
 
 
-def of_cache(
-    pattern: PatternSpec, layer: int, seed: int, at: int, keys: Float[Tensor, "B H K E"], values: Tensor
-) -> Picked | None:
-    """What position `at` of a causal site sees of a cache that is filled up to it; None where that cannot be listed.
-
-    seed: the run's, of a pattern that draws.
-    """
-    own = seen(pattern, layer, seed, keys.shape[1], at)  # pyright: ignore[reportArgumentType] - it is frozen
-    return None if own is None else Picked(_pick(keys, own), _pick(values, own))
-
-
 @functools.lru_cache(maxsize=_KEPT)
-def seen(pattern: PatternSpec, layer: int, seed: int, heads: int, at: int) -> Seen | None:
-    """What position `at` of a causal site sees; None where it sees nothing, or some heads more keys than others."""
+def of_cache(pattern: PatternSpec, layer: int, seed: int, heads: int, at: int) -> Picked | None:
+    """What position `at` of a causal site sees of a cache that is filled up to it; None where it sees nothing, or some
+    heads more keys than others. seed: the run's, of a pattern that draws."""
     role: Role = "decoder_self"
     rule = pattern.mask_mod(role, layer, seed=seed) if pattern.drawn else pattern.mask_mod(role, layer)
     if rule is None:
-        return slice(0, at + 1)
+        return Picked(slice(0, at + 1))
     with torch.inference_mode(False):  # that a step with gradients may keep what one without has listed
         allowed = dense(rule, Positions(torch.tensor([at]), torch.arange(at + 1)), heads)[0, :, 0].expand(-1, at + 1)
         counts = allowed.sum(1)
         if not counts[0] or bool((counts != counts[0]).any()):
             return None
         keys = allowed.nonzero()[:, 1].view(len(allowed), -1)
-        if bool((keys == keys[0]).all()):
-            keys = keys[:1].clone()
+        keys = keys[:1].clone() if bool((keys == keys[0]).all()) else keys.contiguous()
     first, *others = keys[0].tolist()
     apart = others[0] - first if others else 1
     even = range(first, (others or [first])[-1] + 1, apart)
-    return slice(even.start, even.stop, apart) if len(keys) == 1 and [first, *others] == list(even) else keys
+    evenly = len(keys) == 1 and [first, *others] == list(even)
+    return Picked(slice(even.start, even.stop, apart) if evenly else keys[None])
 
 
-def _pick(held: Float[Tensor, "B H K E"], keys: Seen) -> Float[Tensor, "B H n E"]:
-    """A slice is not copied."""
+def take(held: Float[Tensor, "B H K E"], keys: Seen) -> Float[Tensor, "B H n E"]:
+    """Those keys or their values. A slice is not copied."""
     if isinstance(keys, slice):
         return held[:, :, keys]
-    if len(keys) == 1:
-        return held.index_select(2, keys[0])
-    return held[:, torch.arange(held.shape[1])[:, None], keys]  # whatever the strides, nothing else is read
+    if len(keys) == keys.shape[1] == 1:
+        return held.index_select(2, keys[0, 0])
+    rows, heads = (torch.arange(count) for count in held.shape[:2])
+    return held[rows[:, None, None], heads[:, None], keys]  # whatever the strides, nothing else is read
 
 
-def of_sources(
-    pattern: PatternSpec, layer: int, seed: int, at: int, keys: Float[Tensor, "B H K E"], values: Tensor,
-    valid: Bool[Tensor, "B K"] | None,
-) -> Picked:  # fmt: skip
+def sources(rows: int, width: int, valid: Bool[Tensor, "B K"] | None) -> Sources:
+    """So many rows of so many keys, all real where nothing else is said."""
+    if valid is None:
+        return Sources((width,) * rows, width, None)
+    holes = bool((valid[:, 1:] > valid[:, :-1]).any())
+    return Sources(tuple(valid.sum(1).tolist()), width, valid if holes else None)
+
+
+def of_sources(pattern: PatternSpec, layer: int, seed: int, heads: int, at: int, given: Sources) -> Picked:
     """What target position `at` sees of each source, for a pattern that draws it all."""
-    rows, heads, length = keys.shape[:3]
-    lengths = torch.full((rows,), length) if valid is None else valid.sum(1)
-    listed = _listed(pattern, layer, seed, heads, at, lengths, length)
-    there = listed < lengths[:, None, None]
-    listed = listed.clamp(max=length - 1)
-    if valid is not None:
-        there = there & valid.gather(1, listed.flatten(1)).view_as(there)
-    row, head = torch.arange(rows)[:, None, None], torch.arange(heads)[:, None]
-    return Picked(keys[row, head, listed], values[row, head, listed], None if bool(there.all()) else there[:, :, None])
-
-
-def _listed(
-    pattern: PatternSpec, layer: int, seed: int, heads: int, at: int, lengths: Int[Tensor, "B"], length: int
-) -> Int[Tensor, "B H n"]:
-    """The drawn keys in the order in which they stand; at the end, where there are fewer than n, others."""
-    layout = _layout(pattern, layer, seed, lengths)
-    drawn = 0 if layout is None or layout.draw is None else layout.draw.n
-    longest = -(-length // _LONGEST) * _LONGEST
-    if _AT_ONCE * longest * heads * drawn >= _LARGEST:
-        return _in_order(layout, heads, at, 1, length)[:, :, 0]
     first = at - at % _AT_ONCE
-    table = _table(pattern, layer, seed, heads, first, longest)  # pyright: ignore[reportArgumentType] - it is frozen
-    return table[at - first].index_select(0, lengths.clamp(min=1) - 1).long()
+    drawn, there = _drawn(
+        pattern, layer, seed, heads, first, given.lengths, given.width  # pyright: ignore[reportArgumentType] - frozen
+    )  # fmt: skip
+    keys, marks = drawn[at - first], None if there is None else there[at - first]
+    if given.valid is not None:
+        held = given.valid.gather(1, keys.flatten(1)).view_as(keys)[:, :, None]
+        marks = held if marks is None else marks & held
+    return Picked(keys, marks)
+
+
+@functools.lru_cache(maxsize=_BATCHES)
+def _drawn(
+    pattern: PatternSpec, layer: int, seed: int, heads: int, first: int, lengths: tuple[int, ...], width: int
+) -> tuple[Int[Tensor, "Q B H n"], Bool[Tensor, "Q B H 1 n"] | None]:
+    """What the positions from `first` on draw, in the order in which it stands; at the end, where there are fewer than
+    n, others. And which places hold a key; None: all."""
+    with torch.inference_mode(False):
+        counts = torch.tensor(lengths)
+        layout = _layout(pattern, layer, seed, counts)
+        assert layout is not None  # as `draws_all` has it
+        drawn = 0 if layout.draw is None else layout.draw.n
+        longest = -(-width // _LONGEST) * _LONGEST
+        if _AT_ONCE * longest * heads * drawn >= _LARGEST:
+            listed = _in_order(layout, heads, first, _AT_ONCE, width).permute(2, 0, 1, 3)
+        else:
+            table = _table(pattern, layer, seed, heads, first, longest)  # pyright: ignore[reportArgumentType] - frozen
+            listed = table[:, counts.clamp(min=1) - 1].long()
+        there = listed < counts[:, None, None]
+        return listed.clamp(max=width - 1).contiguous(), None if bool(there.all()) else there[:, :, :, None]
 
 
 @functools.lru_cache(maxsize=_TABLES)

@@ -57,7 +57,7 @@ class Scored(nn.Module):
         if self.pattern.drawn:
             lengths = self._lengths(memory, positions)
             rows = 1 if lengths is None else len(lengths)
-            rule = self.pattern.mask_mod(self.role, self.layer, lengths=lengths, seed=int(self.draw))
+            rule = self.pattern.mask_mod(self.role, self.layer, lengths=lengths, seed=self._seed)
         if rule is None:
             return allowed
         mask = dense(rule, positions, self.heads, rows)
@@ -92,7 +92,7 @@ class Scored(nn.Module):
             return self._by_kernel(kernel, queries, keys, values, memory), None, None
         own = None if need_weights else self._own_keys(memory, positions)
         if own is not None:
-            return self._step(queries, own), None, None
+            return self._step(queries, keys, values, own), None, None
         queries = queries.contiguous()  # or each product copies them anew
         if min(queries.dtype.itemsize, keys.dtype.itemsize) < 4:  # ties of low precision would let top-k keep too many
             queries, keys = queries.float(), keys.float()
@@ -176,27 +176,30 @@ class Scored(nn.Module):
 
     def _own_keys(self, memory: Memory, positions: Positions) -> picked.Picked | None:
         """The keys that the pattern gives to a step, where it can be made of them alone."""
-        keys, values, valid = memory.keys, memory.values, memory.valid
+        keys, valid = memory.keys, memory.valid
         if not self.choice.picks or keys is None or not keys.numel() or keys.device.type != "cpu":  # no GPU waits
             return None
         count = len(positions.q)
         if not count or (count > 1 and (self.role != "cross" or bool((positions.q != positions.q[0]).any()))):
             return None
-        at, seed = int(positions.q[0]), int(self.draw) if self.pattern.drawn else 0
+        at = int(positions.q[0])
         if self.role == "cross":
-            return picked.of_sources(self.pattern, self.layer, seed, at, keys, values, valid)
+            return self.own_of_sources(at, picked.sources(len(keys), keys.shape[2], valid))
         filled = keys.shape[2] if memory.filled is None else memory.filled
         if valid is not None or not filled == len(positions.k) == at + 1 or int(positions.k[-1]) != at:
             return None
-        return picked.of_cache(self.pattern, self.layer, seed, at, keys, values)
+        return self.own_of_cache(at)
 
-    def _step(self, queries: Float[Tensor, "B H Q E"], own: picked.Picked) -> Float[Tensor, "B H Q E2"]:
+    def _step(self, queries: Float[Tensor, "B H Q E"], keys: Tensor, values: Tensor, own: picked.Picked) -> Tensor:
         """Contexts over the keys that were picked."""
-        keys, values, there = own
         transform, scale = self._known, self.score.scale
-        dropped = self.training and self.dropout.p
+        dropped, there = self.training and self.dropout.p, own.there
         if transform is not None and scale is not None and not dropped and few.serves(queries, keys, values, transform):
-            return few.attend(queries, keys, values, scale=scale, transform=transform, valid=there)
+            attend = functools.partial(few.attend, queries, scale=scale, transform=transform, valid=there)
+            if isinstance(own.keys, slice):
+                return attend(picked.take(keys, own.keys), picked.take(values, own.keys))
+            return attend(keys, values, listed=own.keys)
+        keys, values = picked.take(keys, own.keys), picked.take(values, own.keys)
         if min(queries.dtype.itemsize, keys.dtype.itemsize) < 4:
             queries, keys = queries.float(), keys.float()
         return self._blend(self._normaliser(self._score(queries, keys), valid=there), values)
@@ -217,20 +220,28 @@ class Scored(nn.Module):
     def few_transform(self) -> Fused | None:
         """The transform of steps on a processor that few.py answers; None where it answers none of them."""
         transform = self._known
-        own = self.choice.picks and self.role == "decoder_self"
-        if not (own or self.choice.gpu in ("sdpa", "triton")) or (self.training and self.dropout.p):
+        known = self.choice.picks or self.choice.gpu in ("sdpa", "triton")
+        if not known or (self.training and self.dropout.p):
             return None
         if transform is None or self.score.scale is None or not few.compiled():
             return None
         return transform if few.knows(transform) else None
 
-    def span(self, at: int) -> range | None:
-        """The keys of a cache that position `at` sees, where those are the same for all heads and evenly apart."""
+    def own_of_cache(self, at: int) -> picked.Picked | None:
+        """The keys of a cache that position `at` sees; None where they are not as many for all heads."""
         if not self.choice.picks:
-            return range(at + 1)
-        seed = int(self.draw) if self.pattern.drawn else 0
-        seen = picked.seen(self.pattern, self.layer, seed, self.heads, at)  # pyright: ignore[reportArgumentType] - frozen
-        return range(at + 1)[seen] if isinstance(seen, slice) else None
+            return picked.Picked(slice(0, at + 1))
+        return picked.of_cache(self.pattern, self.layer, self._seed, self.heads, at)  # pyright: ignore[reportArgumentType] - frozen
+
+    def own_of_sources(self, at: int, given: picked.Sources) -> picked.Picked | None:
+        """The keys of each source that target position `at` sees; None where its pattern does not list them."""
+        if not self.choice.picks:
+            return None
+        return picked.of_sources(self.pattern, self.layer, self._seed, self.heads, at, given)
+
+    @property
+    def _seed(self) -> int:
+        return int(self.draw) if self.pattern.drawn else 0
 
     def _by_kernel(
         self, kernel: _Kernel, queries: Tensor, keys: Tensor, values: Tensor, memory: Memory
@@ -253,8 +264,7 @@ class Scored(nn.Module):
         if self.choice.backend != "banded" or len(positions.q) != length or length < self.choice.since:
             return None
         lengths = self._lengths(memory, positions) if self.pattern.drawn else None
-        seed = int(self.draw) if self.pattern.drawn else 0
-        return self.pattern.layout(self.role, self.layer, lengths=lengths, seed=seed)
+        return self.pattern.layout(self.role, self.layer, lengths=lengths, seed=self._seed)
 
     def _banded(
         self, queries: Tensor, keys: Tensor, values: Tensor, memory: Memory, layout: Layout

@@ -14,6 +14,7 @@ from attnbench.attention.modules.multihead import MultiHead
 from attnbench.attention.patterns.base import patterns
 from attnbench.attention.scores.base import scores
 from attnbench.attention.transforms.base import Fused, transforms
+from attnbench.attention.transforms.sparsemax import sparsemax
 from attnbench.attention.types import Dims, Positions
 from attnbench.core import native
 
@@ -140,6 +141,32 @@ def test_queries_lie_as_they_lie_and_the_heads_of_a_context_side_by_side(queries
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
         assert found.transpose(1, 2).is_contiguous()
         torch.testing.assert_close(few.compare(query, keys), split @ keys.mT, rtol=1e-4, atol=1e-5)
+
+
+@compiled
+@pytest.mark.parametrize("shape", [(1, 1), (1, 2), (3, 1), (3, 2)], ids=str)
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize("count", [1, 6, 40])
+@torch.no_grad()
+def test_listed_keys_are_read_alone(shape, queries, count):
+    """In whatever order, more than once too; what stands at others is no matter."""
+    query, keys, values = torch.randn(3, 2, queries, 17), cache(3, 2, 31, 17), cache(3, 2, 31, 20)
+    listed = torch.randint(0, 15, (*shape, count)) * 2
+    keys[:, :, 1::2], values[:, :, 1::2] = float("nan"), float("nan")
+    valid = torch.rand(3, 2, 1, count) < 0.7
+    found = few.attend(query, keys, values, scale=0.3, transform=Fused("sparsemax"), valid=valid, listed=listed)
+    at = listed.expand(3, 2, count)[..., None]
+    with native.off():
+        weights = sparsemax((query * 0.3) @ keys.take_along_dim(at, 2).mT, valid=valid)
+    torch.testing.assert_close(found, weights @ values.take_along_dim(at, 2), rtol=1e-4, atol=1e-5)
+
+
+@compiled
+@pytest.mark.parametrize("wrong", [-1, 6])
+def test_listed_keys_that_are_not_there_are_an_error(wrong):
+    query, keys = torch.randn(2, 2, 1, 4), torch.randn(2, 2, 6, 4)
+    with pytest.raises(IndexError, match="beyond the 6 that there are"):
+        few.attend(query, keys, keys, scale=1.0, transform=Fused("softmax"), listed=torch.tensor([[[0, wrong]]]))
 
 
 @compiled

@@ -43,8 +43,10 @@ def contexts(attention, states, *, need_weights=False):
 
 @pytest.fixture
 def picks(monkeypatch):
-    """The keys of every call."""
+    """The keys of every call; none is remembered from before."""
     calls = []
+    picked.of_cache.cache_clear()
+    picked._drawn.cache_clear()
     for name in ("of_cache", "of_sources"):
         made = getattr(picked, name)
         monkeypatch.setattr(picked, name, lambda *given, made=made: calls.append(given) or made(*given))
@@ -56,14 +58,13 @@ def picks(monkeypatch):
 def test_what_a_position_sees_is_what_the_rule_allows(kind, n):
     pattern, held = patterns.parse({"kind": kind, "n": n}), torch.arange(2 * HEADS * 45.0).view(2, HEADS, 45, 1)
     for at in range(33):
-        keys = picked.seen(pattern, 1, 7, HEADS, at)
         rule = pattern.mask_mod("decoder_self", 1, seed=7)
         allowed = dense(rule, Positions(torch.tensor([at]), torch.arange(at + 1)), HEADS)[0, :, 0].expand(HEADS, -1)
         wanted = [[held[row, head, : at + 1, 0][allowed[head]].tolist() for head in range(HEADS)] for row in range(2)]
-        found = picked.of_cache(pattern, 1, 7, at, held, -held)
-        assert found.keys.squeeze(-1).tolist() == wanted
-        assert torch.equal(found.values, -found.keys)
-        assert isinstance(keys, slice) or kind in ("random", "bigbird")
+        found = picked.of_cache(pattern, 1, 7, HEADS, at)
+        assert found.there is None
+        assert picked.take(held, found.keys).squeeze(-1).tolist() == wanted
+        assert isinstance(found.keys, slice) or (found.keys.is_contiguous() and kind in ("random", "bigbird"))
 
 
 @pytest.mark.parametrize("kind", SPARSE)
@@ -133,7 +134,6 @@ def test_gradients_are_those_of_the_definition(picks):
 
 def test_an_evaluation_leaves_nothing_that_a_training_cannot_use(picks):
     attention, states, at = module("random"), torch.randn(2, 9, 12), Positions(torch.tensor([8]), torch.arange(9))
-    picked.seen.cache_clear()
     with torch.inference_mode():
         attention(states[:, 8:], attention.memorize(states, None), at)
     attention(states[:, 8:], attention.memorize(states, None), at).context.sum().backward()
@@ -149,19 +149,21 @@ SOURCES = torch.tensor([[True] * 40, [True] * 33 + [False] * 7, [True] + [False]
 @pytest.mark.parametrize("tables", [True, False])
 def test_what_is_drawn_of_a_source_is_what_the_rule_allows(n, valid, tables, monkeypatch):
     monkeypatch.setattr(picked, "_LARGEST", picked._LARGEST if tables else 1)
+    picked._drawn.cache_clear()
     pattern, held = patterns.parse({"kind": "random", "n": n}), torch.arange(4 * HEADS * 40.0).view(4, HEADS, 40, 1)
     lengths = torch.full((4,), 40) if valid is None else valid.sum(1)
     for at in (0, 7, 8, 21):
         rule = pattern.mask_mod("cross", 1, lengths=lengths, seed=7)
         allowed = dense(rule, Positions(torch.tensor([at]), torch.arange(40)), HEADS, 4)[:, :, 0]
         allowed = allowed if valid is None else allowed & valid[:, None]
-        found = picked.of_sources(pattern, 1, 7, at, held, -held, valid)
+        found = picked.of_sources(pattern, 1, 7, HEADS, at, picked.sources(4, 40, valid))
+        keys = picked.take(held, found.keys)
+        assert found.keys.is_contiguous()
         there = torch.ones(4, HEADS, 1, n, dtype=torch.bool) if found.there is None else found.there
         for row in range(4):
             for head in range(HEADS):
                 kept = there[row, head, 0]
-                assert torch.equal(found.keys[row, head, kept, 0], held[row, head, allowed[row, head], 0])
-                assert torch.equal(found.values[row, head, kept], -found.keys[row, head, kept])
+                assert torch.equal(keys[row, head, kept, 0], held[row, head, allowed[row, head], 0])
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
@@ -243,7 +245,7 @@ class Short(PatternSpec):
 
 @torch.no_grad()
 def test_a_rule_that_does_not_look_at_the_key_allows_all():
-    assert picked.seen(Short(), 0, 0, 2, 5) == slice(0, 6, 1)
+    assert picked.of_cache(Short(), 0, 0, 2, 5).keys == slice(0, 6, 1)
     made = [
         MultiHead(site("full", backend=name)._replace(pattern=Short()), "decoder_self", 12, Dims(0, 2, 12, 12), 0.0)
         for name in ("auto", "dense")
@@ -268,8 +270,8 @@ def test_a_drawn_pattern_without_a_layout_is_left_to_the_definition():
 
 
 def test_what_heads_see_in_different_numbers_is_left_to_the_definition():
-    assert picked.seen(Uneven(), 0, 0, 2, 5) is None
-    assert picked.seen(Uneven(), 0, 0, 2, 0) is None
+    assert picked.of_cache(Uneven(), 0, 0, 2, 5) is None
+    assert picked.of_cache(Uneven(), 0, 0, 2, 0) is None
     attention = MultiHead(site("full")._replace(pattern=Uneven()), "decoder_self", 12, Dims(0, 2, 12, 12), 0.0).eval()
     assert attention.choice.picks
     assert contexts(attention, torch.randn(1, 4, 12)).shape == (1, 4, 12)
