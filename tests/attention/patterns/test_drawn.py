@@ -56,6 +56,21 @@ def test_bigbird_is_a_window_global_positions_and_a_draw_from_the_rest(n: int, r
 
 
 @pytest.mark.parametrize("name", ["random", "bigbird"])
+@pytest.mark.parametrize("role", ["encoder_self", "decoder_self"])
+def test_the_rule_is_elementwise(name: str, role: Role):
+    """All keys at once, in another order, some of them or one: each is allowed or not by itself."""
+    rule = patterns.parse({"kind": name, "n": 4}).mask_mod(role, 1, lengths=torch.tensor([17, 5, 0]), seed=3)
+    assert rule is not None
+    q, k = torch.arange(17), torch.arange(17)
+    whole = dense(rule, Positions(q, k), 2, 3).expand(-1, 2, -1, -1)
+    order = torch.randperm(17)
+    assert torch.equal(dense(rule, Positions(q, k[order]), 2, 3).expand(-1, 2, -1, -1), whole[..., order])
+    assert torch.equal(dense(rule, Positions(q[:3], k[:9]), 2, 3).expand(-1, 2, -1, -1), whole[:, :, :3, :9])
+    for row, head, at, key in ((0, 0, 16, 4), (0, 1, 9, 9), (whole.shape[0] - 1, 1, 5, 3)):
+        assert bool(rule(*map(torch.tensor, (row, head, at, key)))) == bool(whole[row, head, at, key])
+
+
+@pytest.mark.parametrize("name", ["random", "bigbird"])
 def test_a_step_of_decoding_draws_what_training_drew(name: str):
     for n in (1, 3, 8):
         whole = build_pattern(name, n=n).dense(40, 40, "decoder_self", layer=2, head=1, seed=5)
