@@ -83,7 +83,7 @@ def _paths(folder: Path, stem: str) -> tuple[Path, Path]:
     return folder / f"{stem}.json", folder / f"{stem}.md"
 
 
-def _same_kind(earlier: dict[str, Any], signature: dict[str, Any], what: Sequence[str]) -> None:
+def _require_comparable(earlier: dict[str, Any], signature: dict[str, Any], what: Sequence[str]) -> None:
     """Raise SpecError where the earlier figures hang on other things, or none will be measured, as far as their file
     tells."""
     begins = tuple(title for each in what for title in TITLES[each])  # pyright: ignore[reportArgumentType]
@@ -102,10 +102,10 @@ def _same_kind(earlier: dict[str, Any], signature: dict[str, Any], what: Sequenc
 def run(
     what: Sequence[str], *, device: str | None, precision: str, threads: int | None,
     rounds: int, quick: bool, against: str | None, size: str | None, command: str,
-    earlier: dict[str, Any] | None = None, keep: Callable[[Report], None] | None = None,
+    earlier: dict[str, Any] | None = None, folder: Path | None = None, keep: Callable[[Report], None] | None = None,
 ) -> Report:  # fmt: skip
-    """Measure each of `what` (keys of PLANS). earlier: what it will be compared with. keep: called with all that is
-    measured so far, whenever that is more.
+    """Measure each of `what` (keys of PLANS). earlier: what it will be compared with. folder: is made. keep: called
+    with all that is measured so far, whenever that is more.
 
     Raises SpecError and MissingExtraError before anything is timed, AttnbenchError where a case cannot be.
     """
@@ -122,10 +122,12 @@ def run(
             f"--precision {precision}: this device has no instructions for it, and training takes float32 instead; "
             "measure fp32"
         )
+    if folder is not None:
+        _make(folder)
     choices: list[Choice] = set_up(runtime)
     made = signature(runtime)
     if earlier is not None:
-        _same_kind(earlier, made, what)
+        _require_comparable(earlier, made, what)
     machine: Roofline = roofline(place)
     plan = Plan(runtime, rounds, quick, peers, machine.flops[runtime.precision], sizes or None)
     versions = {peer.package: peer.version for peer in peers}
@@ -201,7 +203,7 @@ def _is_measurement(document: dict[str, Any]) -> bool:
     return sound and isinstance(document.get("signature"), dict)
 
 
-def make_folder(folder: Path) -> None:
+def _make(folder: Path) -> None:
     """Raises SpecError where it cannot be made, or nothing can be written to it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

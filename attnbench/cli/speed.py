@@ -47,7 +47,7 @@ def speed(
 
     Example: attnbench speed --quick --compare speed.json
     """
-    from attnbench.bench.run import Report, make_folder, read_earlier, run
+    from attnbench.bench.run import Report, read_earlier, run
 
     kept: list[Path] = []
 
@@ -58,14 +58,12 @@ def speed(
             typer.echo(f"--out {out}: what is measured so far could not be kept: {error}", err=True)
 
     earlier = None if compare is None else read_earlier(compare)
-    if out is not None:
-        make_folder(out)
     command = " ".join(["attnbench", *sys.argv[1:]])
     try:
         report = run(
             [what.value] if what else ["ops", "train", "decode"], device=device, precision=precision.value,
             threads=threads, rounds=rounds, quick=quick, against=against, size=size, command=command,
-            earlier=earlier, keep=keep if out else None,
+            earlier=earlier, folder=out, keep=keep if out else None,
         )  # fmt: skip
     except BaseException as error:
         if kept:
@@ -73,12 +71,14 @@ def speed(
         if isinstance(error, KeyboardInterrupt):  # nothing that goes on
             raise typer.Exit(130) from None
         raise
-    if as_json:  # what is measured is shown first: a file may still fail
-        common.emit_json(report.document)
-    else:
-        report.show(common.console())
-    if out is not None and not report.write(out):
-        typer.echo("no speed.svg: matplotlib is not installed (pip install 'attnbench[plot]')", err=True)
+    try:  # what is measured is shown though a file may fail, and written though who reads may have left
+        if as_json:
+            common.emit_json(report.document)
+        else:
+            report.show(common.console())
+    finally:
+        if out is not None and not report.write(out):
+            typer.echo("no speed.svg: matplotlib is not installed (pip install 'attnbench[plot]')", err=True)
     if earlier is not None:
         fallen, compared = report.falls(earlier, tolerance)
         for fall in fallen:

@@ -93,16 +93,15 @@ class _Sites(NamedTuple):
 
 
 class _Given(NamedTuple):
-    """What compiled code reads. inner: the widest of what a layer makes. dtype: of packed weights. output_layer: what
-    gives logits, by output_weight as long as it is packed. held: what must live as long."""
+    """What compiled code reads. inner: the widest of what a layer makes. dtype: of packed weights. packings: what
+    layers hold, and what packs their weights there. held: what must live as long."""
 
     embeddings: _Embeddings
     layers: ctypes.Array[_Layer]
     output: _Output
     inner: int
     dtype: torch.dtype
-    output_layer: nn.Linear
-    output_weight: products.PackedWeight
+    packings: list[tuple[dict[str, Any], Any]]
     held: list[Any]
 
 
@@ -121,7 +120,7 @@ class CompiledDecoder(Shared):
         memories: of each layer, R / `beams` rows, one a source. caches: of each layer, R rows. Raises IndexError for a
         token that has no embedding, ValueError where a cache is full, AttnbenchError past the last position.
         """
-        if not self._serves(token, memories, caches, beams):
+        if not self._serves(token, at, memories, caches, beams):
             return None
         require_positions(at + 1, self._embedding.max_length)
         token = token.contiguous()  # those of one source's beam may lie apart
@@ -160,17 +159,17 @@ class CompiledDecoder(Shared):
         )  # fmt: skip
         return logits, grown
 
-    def _serves(self, token: Tensor, memories: Sequence[Memory], caches: Sequence[Memory], beams: int) -> bool:
-        given, rows = self._given, len(token)
+    def _serves(self, token: Tensor, at: int, memories: Sequence[Memory], caches: Sequence[Memory], beams: int) -> bool:
+        given = self._given
         if torch.is_grad_enabled() or not packed.serves(given.dtype) or native.load(_SOURCE) is None:
             return False
-        now = packed.compiled(given.output_layer)
-        if now is None or now.weight is not given.output_weight:  # a block of `packed` has ended
+        if any(held.get("forward") is not packing for held, packing in given.packings):  # a block of `packed` has ended
             return False
-        if token.dtype != torch.int64 or not token.is_cpu or not rows or rows % beams:
+        if token.dim() != 1 or token.dtype != torch.int64 or not token.is_cpu or not len(token) or len(token) % beams:
             return False
+        rows = len(token)
         for each, memory, cache in zip(self._sites, memories, caches, strict=True):
-            if not _holds(cache, each.attention, rows):
+            if cache.filled != at or not _holds(cache, each.attention, rows):
                 return False
             if not isinstance(each.cross, MultiHead) or not each.cross_compiled:
                 continue
@@ -223,6 +222,10 @@ class _Room:
 _NOTHING = few.Rows(), few.Rows(), 0, few.ALL
 
 
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other or (one is not None and other is not None and torch.equal(one, other))
+
+
 def _attended(keys: few.Rows, values: few.Rows, own: Picked, count: int) -> tuple[few.Rows, few.Rows, int, few.Listed]:
     """Of so many keys and values those that are attended, how many, and which where they are listed."""
     if not isinstance(own.keys, slice):
@@ -244,15 +247,15 @@ def _most(memories: Sequence[Memory], caches: Sequence[Memory], own: Sequence[Pi
 def _of_sources(sites: Sequence[_Sites], at: int, memories: Sequence[Memory]) -> list[Picked | None]:
     """The keys of its memory that each layer attends at position `at`; None where compiled code does not attend."""
     found: list[Picked | None] = []
-    valid, given = None, None  # that of all layers is one and the same
+    valid, given = None, None  # those of all layers are the same, as a rule
     for each, memory in zip(sites, memories, strict=True):
         if not isinstance(each.cross, MultiHead) or not each.cross_compiled:
             found.append(None)
         elif not each.cross.choice.picks:
             found.append(Picked(slice(None)))
         else:
-            if given is None or memory.valid is not valid:
-                rows, _, width, _ = memory.values.shape
+            rows, _, width, _ = memory.values.shape
+            if given is None or given.width != width or not _same(memory.valid, valid):
                 valid, given = memory.valid, sources(rows, width, memory.valid)
             found.append(each.cross.own_of_sources(at, given))
     return found
@@ -292,7 +295,7 @@ def compile_decoder(
     sites, given = [], []
     for layer in layers:
         own = layer.attention
-        if type(own) is not MultiHead or not _is_known(layer, own, weights):
+        if type(own) is not MultiHead or own.context_width != embedding.width or not _is_known(layer, own, weights):
             return None
         site, compiled = _compiled(layer, own, weights, held)
         sites.append(site)
@@ -304,8 +307,8 @@ def compile_decoder(
     last = ctypes.pointer(_norm(norm, held)) if isinstance(norm, nn.LayerNorm) else None
     inner = max(2 * embedding.width, *(each.expand.weight.outputs for each in given))
     return CompiledDecoder(embedding, sites, _Given(
-        embeddings, (_Layer * len(given))(*given), _Output(last, _linear(weights[output])), inner, dtypes.pop(), output,
-        weights[output].weight, held,
+        embeddings, (_Layer * len(given))(*given), _Output(last, _linear(weights[output])), inner, dtypes.pop(),
+        [(vars(each), vars(each)["forward"]) for each in weights], held,
     ))  # fmt: skip
 
 
@@ -320,10 +323,12 @@ def _is_known(layer: DecoderLayer, own: MultiHead, weights: Mapping[nn.Linear, p
     """Whether the definition does what compiled code would do."""
     forward, residuals, cross = layer.feed_forward, _residuals(layer), layer.cross
     linears = [own.project_query, own.project_memory, own.project_context]
-    if type(own.score).keys is not Score.keys or type(forward) is not FeedForward:
+    if type(own.score).keys is not Score.keys or type(forward) is not FeedForward or "step" in vars(layer):
         return False
     if type(cross) is MultiHead:
         linears += [cross.project_query, cross.project_context]
+        if (cross.heads, cross.context_width) != (own.heads, own.context_width):
+            return False
     if any(each not in weights for each in (*linears, forward.expand, forward.contract)):
         return False
     if any(type(each) is not Residual or not _is_known_norm(each.norm) for each in residuals):

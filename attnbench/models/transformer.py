@@ -319,8 +319,9 @@ class Transformer(Seq2SeqModel):
         return TransformerState(0, caches, beams, None, self._compiled())
 
     def _compiled(self) -> CompiledDecoder | None:
-        """The decoder in compiled code, unless a subclass decodes otherwise."""
-        if type(self).logits is not Transformer.logits or any(type(each) is not DecoderLayer for each in self.decoder):
+        """The decoder in compiled code, unless something else decodes."""
+        otherwise = type(self).logits is not Transformer.logits or "logits" in vars(self)
+        if otherwise or any(type(each) is not DecoderLayer for each in self.decoder):
             return None
         return compile_decoder(self.target_embedding, list(self.decoder), self.decoder_norm, self.output)
 

@@ -34,7 +34,7 @@ class Greedy:
         if not rows:
             return []
         room = self.spec.room(source, model.max_length)
-        capacity = int(room.max())
+        soonest, capacity = int(room.min()), int(room.max())
         memory = model.encode(source)
         state = model.start(memory, capacity)
 
@@ -45,10 +45,13 @@ class Greedy:
         for step in range(capacity):
             logits, state = model.step(memory, state, last)
             best, token = top_tokens(logits, 1, (special.pad, special.bos))
-            last = token[:, 0]
-            tokens[active, step] = last
-            log_prob[active] += best[:, 0]
-            done = (last == special.eos) | (step + 1 >= room[active]) | (best[:, 0] == -torch.inf)
+            last, best = token[:, 0], best[:, 0]
+            some = slice(None) if len(active) == rows else active  # a slice is found in less time
+            tokens[some, step] = last
+            log_prob[some] += best
+            done = (last == special.eos) | (best == -torch.inf)
+            if step + 1 >= soonest:
+                done |= step + 1 >= room[some]
             if bool(done.any()):
                 going = (~done).nonzero().squeeze(1)
                 if not len(going):

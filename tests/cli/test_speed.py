@@ -181,6 +181,17 @@ def test_names_with_commas_and_spaces_are_named_once(invoke):
     assert list(json.loads(result.stdout)["peers"]) == ["entmax"]
 
 
+def test_what_was_measured_is_written_though_it_cannot_be_shown(invoke, monkeypatch):
+    monkeypatch.setattr(Report, "show", lambda *given: (_ for _ in ()).throw(OSError(5, "gone", "stdout")))
+    assert "error: stdout: gone" in invoke(*RUN, "--out", "found", code=1).stderr
+    assert json.loads(Path("found/speed.json").read_text())["finished"]
+
+
+def test_a_size_that_there_is_not_leaves_no_folder(invoke):
+    invoke(*RUN, "--size", "nope", "--out", "new", code=2)
+    assert not Path("new").exists()
+
+
 def test_what_was_measured_is_shown_though_it_cannot_be_written(invoke, monkeypatch):
     monkeypatch.setattr(Report, "write", lambda *given: (_ for _ in ()).throw(OSError(28, "no space left", "found")))
     result = invoke(*RUN, "--out", "found", code=1)

@@ -212,6 +212,14 @@ def _norms_in_two_places(model: Transformer) -> None:
     model.decoder[1].cross_residual.before = True
 
 
+def _heads_of_another_width(model: Transformer) -> None:
+    model.decoder[0].cross.heads = 6
+
+
+def _own_step(model: Transformer) -> None:
+    model.decoder[0].step = lambda *given: None
+
+
 def _wrapped_output(model: Transformer) -> None:
     model.output = nn.Sequential(model.output)
 
@@ -241,6 +249,8 @@ def _a_last_norm(model: Transformer) -> None:
         _bounded_embeddings,
         _other_dropout,
         _norms_in_two_places,
+        _heads_of_another_width,
+        _own_step,
         _wrapped_output,
         _wrapped_projection,
         _wrapped_block,
@@ -305,6 +315,33 @@ def test_a_state_outlives_the_block_in_which_weights_are_packed():
 
 
 @torch.no_grad()
+def test_a_block_within_a_block_ends():
+    """The output is packed still, other layers are not."""
+    model = built()
+    with packed.packed(model.output):
+        with packed.packed(model):
+            memory = model.encode(source())
+            state = model.start(memory, 2)
+            assert state.compiled is not None
+        assert state.compiled.step(torch.tensor([3, 4, 5]), 0, memory.cross, state.caches, 1) is None
+
+
+@torch.no_grad()
+def test_keys_drawn_of_a_source_with_holes():
+    model = built(attention=SITES["drawn keys"])
+    pack(model)
+    given, found = source(), []
+    holes = Source(given.data, given.valid.roll(1, 1))
+    for compiled in (True, False):
+        with nullcontext() if compiled else native.off():
+            memory = model.encode(holes)
+            state = model.start(memory, 2)
+            assert (state.compiled is not None) == compiled
+            found.append(model.step(memory, state, torch.tensor([3, 4, 5]))[0])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
 def test_numbers_live_as_long_as_what_reads_them():
     """Replaced parts are not freed under compiled code."""
     model = built(norm="pre")
@@ -327,7 +364,9 @@ def test_numbers_live_as_long_as_what_reads_them():
     assert len(spoilt) == 65
 
 
-@pytest.mark.parametrize("what", ["tokens", "caches", "sources", "mask", "mask of numbers"])
+@pytest.mark.parametrize(
+    "what", ["tokens", "tokens of two columns", "caches", "position", "sources", "mask", "mask of numbers"]
+)
 @torch.no_grad()
 def test_rows_that_do_not_fit_are_left_to_the_definition(what):
     """Which says so, where compiled code would read what is not there."""
@@ -341,6 +380,10 @@ def test_rows_that_do_not_fit_are_left_to_the_definition(what):
     assert valid is not None
     if what == "tokens":
         token = torch.tensor([3, 4, 5, 6, 7])
+    elif what == "tokens of two columns":
+        token = torch.tensor([[3, 4], [4, 5], [5, 6]])
+    elif what == "position":
+        state = state._replace(length=1)
     elif what == "caches":
         caches = select_batch(caches, torch.tensor([0, 1]))
     elif what == "sources":
@@ -349,7 +392,8 @@ def test_rows_that_do_not_fit_are_left_to_the_definition(what):
         cross = tuple(each._replace(valid=valid[:, :-1]) for each in cross)
     else:
         cross = tuple(each._replace(valid=valid.long()) for each in cross)
-    assert state.compiled.step(token, 0, cross, caches, 1) is None
+    assert state.compiled is not None
+    assert state.compiled.step(token, state.length, cross, caches, 1) is None
     with pytest.raises((RuntimeError, ValueError, IndexError)):
         model.step(memory._replace(cross=cross), state._replace(caches=caches), token)
 

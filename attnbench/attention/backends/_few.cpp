@@ -4,8 +4,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <new>
 #include <utility>
-#include <vector>
 
 #include "_few.hpp"
 
@@ -129,29 +130,39 @@ void blend(const Few& weights, const float* value, int64_t apart, const Sizes& s
     }
 }
 
-// product(what asks, what is held, how far apart, what is made) of every row; keys that are listed are copied together
+// product(what asks, what is held, how far apart, what is made) of every row; keys that are listed are copied together,
+// and where there is no memory for that it is not 0
 template <class Product>
-void each_row(
+int each_row(
     const Rows& asking, const Rows& held, const Listed& listed, const Sizes& s, const Rows& out, int threads,
     Product product) {
     if (s.rows * s.queries * s.keys * s.width <= SERIAL) threads = 1;
+    bool failed = false;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        std::vector<float> together(listed.keys ? s.keys * s.width : 0);
+        std::unique_ptr<float[]> together;
+        if (listed.keys) together.reset(new (std::nothrow) float[s.keys * s.width]);
+        const bool ready = together || !listed.keys;
+        if (!ready) {
+#pragma omp atomic write
+            failed = true;
+        }
 #pragma omp for schedule(static)
         for (int64_t row = 0; row < s.rows; ++row) {
+            if (!ready) continue;
             const Few from = {asking.row(row, s.heads), asking.position}, to = {out.row(row, s.heads), out.position};
             const float* all = held.row(row, s.heads);
             if (listed.keys) {
                 const int64_t* keys = listed.row(row, s.heads);
                 for (int64_t j = 0; j < s.keys; ++j)
                     std::memcpy(&together[j * s.width], all + keys[j] * held.position, s.width * sizeof(float));
-                product(from, together.data(), s.width, to);
+                product(from, together.get(), s.width, to);
             } else {
                 product(from, all, held.position, to);
             }
         }
     }
+    return failed;
 }
 
 // Scores or weights, which lie side by side.
@@ -159,20 +170,20 @@ Rows side_by_side(float* data, const Sizes& s) {
     return {data, s.heads * s.queries * s.keys, s.queries * s.keys, s.keys};
 }
 
-void compare_rows(const Rows& query, const Rows& keys, const Listed& listed, const Sizes& s, float scale, float* scores,
-                  int threads) {
+int compare_rows(const Rows& query, const Rows& keys, const Listed& listed, const Sizes& s, float scale, float* scores,
+                 int threads) {
     auto product = [&](const Few& query, const float* key, int64_t apart, const Few& out) {
         compare(query, key, apart, s, scale, out);
     };
-    each_row(query, keys, listed, s, side_by_side(scores, s), threads, product);
+    return each_row(query, keys, listed, s, side_by_side(scores, s), threads, product);
 }
 
-void blend_rows(
+int blend_rows(
     float* weights, const Rows& values, const Listed& listed, const Sizes& s, const Rows& out, int threads) {
     auto product = [&](const Few& weights, const float* value, int64_t apart, const Few& out) {
         blend(weights, value, apart, s, out);
     };
-    each_row(side_by_side(weights, s), values, listed, s, out, threads, product);
+    return each_row(side_by_side(weights, s), values, listed, s, out, threads, product);
 }
 
 }  // namespace
@@ -191,11 +202,10 @@ extern "C" void attnbench_blend(float* weights, const Rows* values, const Sizes*
 // See `Attend`: the context of each query.
 extern "C" int attnbench_attend(const Attention* a, int threads) {
     const Sizes& s = a->sizes;
-    compare_rows(a->query, a->keys, a->listed, s, a->scale, a->scores, threads);
+    if (const int failed = compare_rows(a->query, a->keys, a->listed, s, a->scale, a->scores, threads)) return failed;
     const Shape rows = {s.rows * s.queries, s.heads, s.queries, s.keys};
     if (const int failed = a->forward(&a->transform, a->scores, &a->valid, &rows, a->weights, threads)) return failed;
     Sizes mixed = s;
     mixed.width = a->width;
-    blend_rows(a->weights, a->values, a->listed, mixed, a->out, threads);
-    return 0;
+    return blend_rows(a->weights, a->values, a->listed, mixed, a->out, threads);
 }

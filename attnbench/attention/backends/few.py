@@ -111,7 +111,7 @@ def attend(
     """Context of every query over all valid keys, in one call; its heads lie side by side.
 
     listed: the keys that are there, others are not read; left out: all of them. Masked values must be finite. Not
-    differentiable. Raises IndexError for listed keys that there are not.
+    differentiable. Raises IndexError for listed keys that there are not, ValueError for lists that do not fit.
     """
     query, (rows, heads, queries, _) = _dense(query), query.shape
     count = keys.shape[2] if listed is None else listed.shape[2]
@@ -121,9 +121,7 @@ def attend(
     known, _held = _rows.read(transform, scores)
     marks = _rows.spread(valid, scores)
     if listed is not None:
-        listed = listed.contiguous()
-        if count and not 0 <= int(listed.min()) <= int(listed.max()) < keys.shape[2]:
-            raise IndexError(f"keys are listed beyond the {keys.shape[2]} that there are")
+        listed = _required(listed, rows, heads, keys.shape[2])
     given = _Attention(
         rows_of(query), rows_of(keys), rows_of(values), rows_of(out), _sizes(query, keys, count), values.shape[3],
         scale, known, _rows.strided(marks), listed_of(listed), _rows.address(), scores.data_ptr(), weights.data_ptr(),
@@ -153,6 +151,19 @@ def _fits(asking: Tensor, held: Tensor) -> bool:
         return False
     grows = torch.is_grad_enabled() and (asking.requires_grad or held.requires_grad)
     return not grows and held.numel() > 0 and native.readable(asking, held) and native.load(_SOURCE) is not None
+
+
+def _required(listed: Tensor, rows: int, heads: int, keys: int) -> Int[Tensor, "#B #H n"]:
+    """Lists that compiled code can read."""
+    fits = listed.dim() == 3 and listed.shape[0] in (1, rows) and listed.shape[1] in (1, heads)
+    if not fits or listed.dtype != torch.int64 or not listed.is_cpu:
+        raise ValueError(
+            f"lists {tuple(listed.shape)} of {listed.dtype} do not fit {rows} rows of {heads} heads; give int64 on a "
+            "processor"
+        )
+    if listed.numel() and not 0 <= int(listed.min()) <= int(listed.max()) < keys:
+        raise IndexError(f"keys are listed beyond the {keys} that there are")
+    return listed.contiguous()
 
 
 def _dense(query: Float[Tensor, "B H Q E"]) -> Float[Tensor, "B H Q E"]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from attnbench.attention.patterns.base import Layout, PatternSpec, dense
 from attnbench.attention.types import Positions, Role
 
+_CPU = torch.device("cpu")  # whatever the default is: compiled code reads what is listed
 _KEPT = 1 << 12
 """Positions of all layers whose keys are remembered: each is met by every batch again."""
 _AT_ONCE = 8
@@ -24,7 +25,7 @@ _LONGEST = 32
 _TABLES = 256
 """Such draws that are remembered."""
 _LARGEST = 1 << 18
-"""A draw of so many keys, of 2 bytes each, is no longer remembered; longer sources are drawn for each batch."""
+"""A draw of so many keys is no longer remembered; longer sources are drawn at every step."""
 
 _BATCHES = 32
 """Draws of batches that are remembered: those of all layers, for the steps to come."""
@@ -53,7 +54,7 @@ def draws_all(pattern: PatternSpec) -> bool:
     """Whether what it lets see of a source is drawn, and nothing else."""
     if not (pattern.drawn and pattern.sparse and "cross" in pattern.roles):
         return False
-    layout = _layout(pattern, 0, 0, torch.ones(1, dtype=torch.int64))
+    layout = _layout(pattern, 0, 0, torch.ones(1, dtype=torch.int64, device=_CPU))
     return layout is not None and layout.draw is not None and not layout.extent.near and not layout.extent.tokens
 
 
@@ -70,7 +71,8 @@ def of_cache(pattern: PatternSpec, layer: int, seed: int, heads: int, at: int) -
     if rule is None:
         return Picked(slice(0, at + 1))
     with torch.inference_mode(False):  # that a step with gradients may keep what one without has listed
-        allowed = dense(rule, Positions(torch.tensor([at]), torch.arange(at + 1)), heads)[0, :, 0].expand(-1, at + 1)
+        positions = Positions(torch.tensor([at], device=_CPU), torch.arange(at + 1, device=_CPU))
+        allowed = dense(rule, positions, heads)[0, :, 0].expand(-1, at + 1)
         counts = allowed.sum(1)
         if not counts[0] or bool((counts != counts[0]).any()):
             return None
@@ -89,7 +91,7 @@ def take(held: Float[Tensor, "B H K E"], keys: Seen) -> Float[Tensor, "B H n E"]
         return held[:, :, keys]
     if len(keys) == keys.shape[1] == 1:
         return held.index_select(2, keys[0, 0])
-    rows, heads = (torch.arange(count) for count in held.shape[:2])
+    rows, heads = (torch.arange(count, device=held.device) for count in held.shape[:2])
     return held[rows[:, None, None], heads[:, None], keys]  # whatever the strides, nothing else is read
 
 
@@ -104,35 +106,44 @@ def sources(rows: int, width: int, valid: Bool[Tensor, "B K"] | None) -> Sources
 def of_sources(pattern: PatternSpec, layer: int, seed: int, heads: int, at: int, given: Sources) -> Picked:
     """What target position `at` sees of each source, for a pattern that draws it all."""
     first = at - at % _AT_ONCE
-    drawn, there = _drawn(
-        pattern, layer, seed, heads, first, given.lengths, given.width  # pyright: ignore[reportArgumentType] - frozen
-    )  # fmt: skip
-    keys, marks = drawn[at - first], None if there is None else there[at - first]
+    drawn = _drawn(pattern, layer, seed, heads, first, given.lengths, given.width)  # pyright: ignore[reportArgumentType] - it is frozen
+    if drawn is None:
+        first, counts = at, torch.tensor(given.lengths, device=_CPU)
+        listed = _in_order(_layout(pattern, layer, seed, counts), heads, at, 1, given.width)
+        drawn = _of_lengths(listed, counts, given.width)
+    keys, there = drawn[0][at - first], None if drawn[1] is None else drawn[1][at - first]
     if given.valid is not None:
         held = given.valid.gather(1, keys.flatten(1)).view_as(keys)[:, :, None]
-        marks = held if marks is None else marks & held
-    return Picked(keys, marks)
+        there = held if there is None else there & held
+    return Picked(keys, there)
 
 
 @functools.lru_cache(maxsize=_BATCHES)
 def _drawn(
     pattern: PatternSpec, layer: int, seed: int, heads: int, first: int, lengths: tuple[int, ...], width: int
-) -> tuple[Int[Tensor, "Q B H n"], Bool[Tensor, "Q B H 1 n"] | None]:
-    """What the positions from `first` on draw, in the order in which it stands; at the end, where there are fewer than
-    n, others. And which places hold a key; None: all."""
+) -> tuple[Int[Tensor, "Q B H n"], Bool[Tensor, "Q B H 1 n"] | None] | None:
+    """What the positions from `first` on draw of sources of these lengths, see `_of_lengths`; None where that is more
+    than is remembered."""
     with torch.inference_mode(False):
-        counts = torch.tensor(lengths)
+        counts = torch.tensor(lengths, device=_CPU)
         layout = _layout(pattern, layer, seed, counts)
         assert layout is not None  # as `draws_all` has it
-        drawn = 0 if layout.draw is None else layout.draw.n
+        assert layout.draw is not None
         longest = -(-width // _LONGEST) * _LONGEST
-        if _AT_ONCE * longest * heads * drawn >= _LARGEST:
-            listed = _in_order(layout, heads, first, _AT_ONCE, width).permute(2, 0, 1, 3)
-        else:
-            table = _table(pattern, layer, seed, heads, first, longest)  # pyright: ignore[reportArgumentType] - frozen
-            listed = table[:, counts.clamp(min=1) - 1].long()
-        there = listed < counts[:, None, None]
-        return listed.clamp(max=width - 1).contiguous(), None if bool(there.all()) else there[:, :, :, None]
+        if _AT_ONCE * longest * heads * layout.draw.n >= _LARGEST:
+            return None
+        table = _table(pattern, layer, seed, heads, first, longest)  # pyright: ignore[reportArgumentType] - it is frozen
+        return _of_lengths(table[:, counts.clamp(min=1) - 1].long().permute(1, 2, 0, 3), counts, width)
+
+
+def _of_lengths(
+    listed: Int[Tensor, "B H Q n"], lengths: Int[Tensor, "B"], width: int
+) -> tuple[Int[Tensor, "Q B H n"], Bool[Tensor, "Q B H 1 n"] | None]:
+    """What positions draw, in the order in which it stands; at the end, where there are fewer than n, others. And which
+    places hold a key; None: all."""
+    listed = listed.permute(2, 0, 1, 3)
+    there = listed < lengths[:, None, None]
+    return listed.clamp(max=width - 1).contiguous(), None if bool(there.all()) else there[:, :, :, None]
 
 
 @functools.lru_cache(maxsize=_TABLES)
@@ -141,7 +152,7 @@ def _table(
 ) -> Int[Tensor, "Q longest H n"]:
     """What the positions from `first` on draw from sources of 1 to `longest` keys."""
     with torch.inference_mode(False):
-        layout = _layout(pattern, layer, seed, torch.arange(1, longest + 1))
+        layout = _layout(pattern, layer, seed, torch.arange(1, longest + 1, device=_CPU))
         return _in_order(layout, heads, first, _AT_ONCE, longest).permute(2, 0, 1, 3).to(torch.int16).contiguous()
 
 
@@ -149,5 +160,5 @@ def _in_order(layout: Layout | None, heads: int, first: int, count: int, beyond:
     """The keys that a layout draws for positions from `first` on, `beyond` where there is none."""
     assert layout is not None  # as `draws_all` has it
     assert layout.draw is not None
-    keys, there = layout.draw.keys(count, heads, torch.device("cpu"), first)
+    keys, there = layout.draw.keys(count, heads, _CPU, first)
     return keys.masked_fill(~there, beyond).sort(-1).values

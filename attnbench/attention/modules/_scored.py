@@ -220,8 +220,8 @@ class Scored(nn.Module):
     def few_transform(self) -> Fused | None:
         """The transform of steps on a processor that few.py answers; None where it answers none of them."""
         transform = self._known
-        known = self.choice.picks or self.choice.gpu in ("sdpa", "triton")
-        if not known or (self.training and self.dropout.p):
+        served = self.choice.picks or self.choice.gpu in ("sdpa", "triton")
+        if not served or (self.training and self.dropout.p):
             return None
         if transform is None or self.score.scale is None or not few.compiled():
             return None
@@ -233,10 +233,8 @@ class Scored(nn.Module):
             return picked.Picked(slice(0, at + 1))
         return picked.of_cache(self.pattern, self.layer, self._seed, self.heads, at)  # pyright: ignore[reportArgumentType] - frozen
 
-    def own_of_sources(self, at: int, given: picked.Sources) -> picked.Picked | None:
-        """The keys of each source that target position `at` sees; None where its pattern does not list them."""
-        if not self.choice.picks:
-            return None
+    def own_of_sources(self, at: int, given: picked.Sources) -> picked.Picked:
+        """The keys of each source that target position `at` sees; only where the site picks them."""
         return picked.of_sources(self.pattern, self.layer, self._seed, self.heads, at, given)
 
     @property

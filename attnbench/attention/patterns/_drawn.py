@@ -66,11 +66,11 @@ class Drawn:
 
     def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         keys, there = self._draw(b, h, q)
-        if keys.dim() == k.dim() + 1 and keys.shape[-2] == 1 and _are_all_from_0(k):
+        if k.dim() and keys.dim() == k.dim() + 1 and keys.shape[-2] == 1 and _are_all_from_0(k):
             count = k.shape[-1]
-            marks = torch.zeros((*keys.shape[:-2], count + 1), dtype=torch.bool)  # one more, for what is not there
-            marks.scatter_(-1, keys.masked_fill(~there, count).clamp(max=count).squeeze(-2), True)
-            return marks[..., :count]
+            listed = keys.masked_fill(~there, count).clamp(max=count).squeeze(-2)
+            marks = k.new_zeros((*listed.shape[:-1], count + 1), dtype=torch.bool)  # one more, for what is not there
+            return marks.scatter(-1, listed, True)[..., :count]
         found = torch.zeros((), dtype=torch.bool, device=k.device)
         for turn in range(self.n):
             found = found | ((keys[..., turn] == k) & there[..., turn])
@@ -113,9 +113,9 @@ class Drawn:
 
 def _are_all_from_0(k: Tensor) -> bool:
     """Whether these are all keys in their order, on a processor: then what is drawn need not be compared with each."""
-    if not k.is_cpu or not k.dim() or k.numel() != k.shape[-1]:
+    if not k.is_cpu or k.numel() != k.shape[-1]:
         return False
-    return torch.equal(k.flatten(), torch.arange(k.numel()))
+    return torch.equal(k.flatten(), torch.arange(k.numel(), device=k.device))
 
 
 def _mixed(x: Hashed) -> Hashed:

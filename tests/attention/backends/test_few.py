@@ -170,6 +170,18 @@ def test_listed_keys_that_are_not_there_are_an_error(wrong):
 
 
 @compiled
+@pytest.mark.parametrize("listed", [
+    torch.zeros(1, 2, 3, dtype=torch.int32),
+    torch.zeros(2, 3, dtype=torch.int64),
+    torch.zeros(3, 2, 1, dtype=torch.int64),
+], ids=["int32", "two dimensions", "three rows of two"])  # fmt: skip
+def test_lists_that_do_not_fit_are_an_error(listed):
+    query, keys = torch.randn(2, 2, 1, 4), torch.randn(2, 2, 6, 4)
+    with pytest.raises(ValueError, match="do not fit 2 rows of 2 heads"):
+        few.attend(query, keys, keys, scale=1.0, transform=Fused("softmax"), listed=listed)
+
+
+@compiled
 @torch.no_grad()
 def test_several_threads_share_the_rows():
     query, keys, values = torch.randn(16, 4, 5, 32), cache(16, 4, 50, 32), cache(16, 4, 50, 32)

@@ -141,6 +141,34 @@ def test_an_evaluation_leaves_nothing_that_a_training_cannot_use(picks):
     assert attention.project_memory.weight.grad is not None
 
 
+def test_neither_does_one_over_sources():
+    torch.manual_seed(0)
+    attention = MultiHead(site("random"), "cross", 12, Dims(1, HEADS, 12, 12), 0.0).eval()
+    states, at = torch.randn(2, 9, 12), Positions(torch.tensor([3]), torch.arange(9))
+    picked._drawn.cache_clear()
+    with torch.inference_mode():
+        attention(states[:, 3:4], attention.memorize(states, None), at)
+    attention(states[:, 3:4], attention.memorize(states, None), at).context.sum().backward()
+    assert picked._drawn.cache_info().hits == 1
+    assert attention.project_memory.weight.grad is not None
+
+
+@pytest.mark.parametrize("role", ["decoder_self", "cross"])
+@torch.no_grad()
+def test_lists_lie_on_the_processor_whatever_the_default_device(role):
+    pattern = patterns.parse({"kind": "random", "n": 2})
+    picked.of_cache.cache_clear()
+    picked._drawn.cache_clear()
+    picked._table.cache_clear()
+    with torch.device("meta"):
+        own = (
+            picked.of_cache(pattern, 0, 0, HEADS, 9)
+            if role == "decoder_self"
+            else picked.of_sources(pattern, 0, 0, HEADS, 3, picked.Sources((9, 1), 9, None))
+        )
+    assert own.keys.is_cpu
+
+
 SOURCES = torch.tensor([[True] * 40, [True] * 33 + [False] * 7, [True] + [False] * 39, [False] * 40])
 
 
@@ -150,6 +178,7 @@ SOURCES = torch.tensor([[True] * 40, [True] * 33 + [False] * 7, [True] + [False]
 def test_what_is_drawn_of_a_source_is_what_the_rule_allows(n, valid, tables, monkeypatch):
     monkeypatch.setattr(picked, "_LARGEST", picked._LARGEST if tables else 1)
     picked._drawn.cache_clear()
+    monkeypatch.setattr(picked, "_table", picked._table if tables else None)
     pattern, held = patterns.parse({"kind": "random", "n": n}), torch.arange(4 * HEADS * 40.0).view(4, HEADS, 40, 1)
     lengths = torch.full((4,), 40) if valid is None else valid.sum(1)
     for at in (0, 7, 8, 21):
