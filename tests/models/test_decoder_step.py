@@ -394,8 +394,9 @@ def test_rows_that_do_not_fit_are_left_to_the_definition(what):
         cross = tuple(each._replace(valid=valid.long()) for each in cross)
     assert state.compiled is not None
     assert state.compiled.step(token, state.length, cross, caches, 1) is None
-    with pytest.raises((RuntimeError, ValueError, IndexError)):
-        model.step(memory._replace(cross=cross), state._replace(caches=caches), token)
+    if what != "position":  # the definition attends what there is
+        with pytest.raises((RuntimeError, ValueError, IndexError)):
+            model.step(memory._replace(cross=cross), state._replace(caches=caches), token)
 
 
 @torch.no_grad()
