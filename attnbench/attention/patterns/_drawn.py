@@ -87,24 +87,35 @@ class Drawn:
         return keys.expand(shape), there.expand(shape)
 
     def _draw(self, b: Tensor, h: Tensor, q: Tensor) -> tuple[Int[Tensor, "... n"], Bool[Tensor, "... n"]]:
+        """What the rows of all these, broadcast, draw. Rows of one length draw the same."""
+        if self.lengths is None:
+            return self._draw_up_to(q + 1, h, q)
+        ends = self.lengths.to(q.device)[b]
+        if not q.is_cpu or not 1 < b.numel() == b.shape[0] or not (b.dim() == h.dim() == q.dim()):
+            return self._draw_up_to(ends, h, q)
+        if not h.shape[0] == q.shape[0] == 1:
+            return self._draw_up_to(ends, h, q)
+        distinct, which = ends.flatten().unique(return_inverse=True)
+        keys, there = self._draw_up_to(distinct.view(-1, *ends.shape[1:]), h, q)
+        return keys.index_select(0, which), there.index_select(0, which)
+
+    def _draw_up_to(self, end: Tensor, h: Tensor, q: Tensor) -> tuple[Int[Tensor, "... n"], Bool[Tensor, "... n"]]:
         """Floyd's method (Bentley and Floyd 1987): turn i draws one of the first c - n + i + 1 of c keys, or the last
         of these where that one was drawn before."""
         extent = self.apart
-        end = q + 1 if self.lengths is None else self.lengths.to(q.device)[b]
         first = end.clamp(max=extent.tokens)  # the keys to draw from: from `first` on, and from `after` on up to `end`
         before, after = ((q + edge).clamp(min=first).minimum(end) for edge in (extent.first, extent.last + 1))
         count = (before - first) + (end - after)
         if self.lengths is not None:
             count = count.where(q >= extent.tokens, 0)
         row = _mixed(_mixed(h + self.start) + q)
-        drawn: list[Tensor] = []
+        fewest = (count - self.n).clamp(min=0)
+        place = (row + fewest).expand(self.n, *torch.broadcast_shapes(row.shape, fewest.shape)).clone()  # all turns
         for turn in range(self.n):
-            last = (count - self.n).clamp(min=0) + turn
+            last = fewest + turn
             one = _mixed(row + turn) % (last + 1)
-            for other in drawn:
-                one = torch.where(other == one, last, one)
-            drawn.append(one)
-        place = torch.stack(torch.broadcast_tensors(*drawn), -1) if drawn else q.new_zeros((*q.shape, 0))
+            place[turn] = one.where((place[:turn] != one).all(0), last) if turn else one
+        place = place.movedim(0, -1)
         there = torch.arange(self.n, device=q.device) < count.unsqueeze(-1)
         near = (before - first).unsqueeze(-1)
         keys = place + torch.where(place < near, first.unsqueeze(-1), after.unsqueeze(-1) - near)
