@@ -114,14 +114,13 @@ def attend(
     differentiable. Raises IndexError for listed keys that there are not, ValueError for lists that do not fit.
     """
     query, (rows, heads, queries, _) = _dense(query), query.shape
+    listed = None if listed is None else _required(listed, rows, heads, keys.shape[2])
     count = keys.shape[2] if listed is None else listed.shape[2]
     scores = query.new_empty(rows, heads, queries, count)
     weights, out = torch.empty_like(scores), query.new_empty(rows, queries, heads, values.shape[3]).transpose(1, 2)
     check_mask("valid", valid, scores)
     known, _held = _rows.read(transform, scores)
     marks = _rows.spread(valid, scores)
-    if listed is not None:
-        listed = _required(listed, rows, heads, keys.shape[2])
     given = _Attention(
         rows_of(query), rows_of(keys), rows_of(values), rows_of(out), _sizes(query, keys, count), values.shape[3],
         scale, known, _rows.strided(marks), listed_of(listed), _rows.address(), scores.data_ptr(), weights.data_ptr(),
