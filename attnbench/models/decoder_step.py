@@ -36,6 +36,8 @@ _ASK, _ATTEND, _ASK_SOURCE, _ATTEND_SOURCE, _FINISH = range(5)
 """Stages of a layer."""
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _modules: Any = nn.modules.module  # whose hooks of all modules have no public name
+_NOTHING = few.Rows(), few.Rows(), 0, few.ALL
+"""What is attended where compiled code does not attend: keys, values, how many, which."""
 
 
 class _Linear(ctypes.Structure):
@@ -219,13 +221,6 @@ class _Room:
         return _Step(self.rows, beams, cache.filled - 1, *held, *own, *source, valid, *self.addresses)
 
 
-_NOTHING = few.Rows(), few.Rows(), 0, few.ALL
-
-
-def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    return one is other or (one is not None and other is not None and torch.equal(one, other))
-
-
 def _attended(keys: few.Rows, values: few.Rows, own: Picked, count: int) -> tuple[few.Rows, few.Rows, int, few.Listed]:
     """Of so many keys and values those that are attended, how many, and which where they are listed."""
     if not isinstance(own.keys, slice):
@@ -259,6 +254,11 @@ def _of_sources(sites: Sequence[_Sites], at: int, memories: Sequence[Memory]) ->
                 valid, given = memory.valid, sources(rows, width, memory.valid)
             found.append(each.cross.own_of_sources(at, given))
     return found
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two masks are the same, or there is none."""
+    return one is other or (one is not None and other is not None and torch.equal(one, other))
 
 
 def step_positions(at: int, beams: int, keys: int, device: torch.device) -> tuple[Positions, Positions]:

