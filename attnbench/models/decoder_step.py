@@ -8,109 +8,34 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnbench.attention.backends import few
 from attnbench.attention.backends.picked import Picked, sources
 from attnbench.attention.modules.base import Attention
 from attnbench.attention.modules.multihead import MultiHead
-from attnbench.attention.scores.base import Score
 from attnbench.attention.transforms import _rows
 from attnbench.attention.types import Memory, Positions
-from attnbench.core import native, packed, products
-from attnbench.core.dropout import Dropout
+from attnbench.core import native, packed
 from attnbench.core.tree import Shared
-from attnbench.models.layers import Embedding, FeedForward, Residual, require_positions
+from attnbench.models import _decoder_layout as layout
+from attnbench.models.layers import Embedding, require_positions
 
-if TYPE_CHECKING:
-    from attnbench.models.transformer import DecoderLayer
-
-_SOURCE = Path(__file__).with_name("_decoder_step.cpp")
 _ASK, _ATTEND, _ASK_SOURCE, _ATTEND_SOURCE, _FINISH = range(5)
 """Stages of a layer."""
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-_modules: Any = nn.modules.module  # whose hooks of all modules have no public name
 _NOTHING = few.Rows(), few.Rows(), 0, few.ALL
 """What is attended where compiled code does not attend: keys, values, how many, which."""
 
 
-class _Linear(ctypes.Structure):
-    _fields_ = (("product", ctypes.c_void_p), ("weight", products.Packed), ("bias", ctypes.c_void_p))
-
-
-class _Norm(ctypes.Structure):
-    _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("epsilon", ctypes.c_float))
-
-
-class _Site(ctypes.Structure):
-    _fields_ = (
-        ("query", _Linear), ("context", _Linear), ("attend", ctypes.c_void_p), ("forward", ctypes.c_void_p),
-        ("transform", _rows.Transform), ("scale", ctypes.c_float),
-    )  # fmt: skip
-
-
-class _Layer(ctypes.Structure):
-    _fields_ = (
-        ("width", ctypes.c_int64), ("heads", ctypes.c_int64), ("pre_norm", ctypes.c_int), ("norms", _Norm * 3),
-        ("own", _Site), ("source", _Site), ("memory", _Linear), ("expand", _Linear), ("contract", _Linear),
-    )  # fmt: skip
-
-
-class _Step(ctypes.Structure):
-    _fields_ = (
-        ("rows", ctypes.c_int64), ("beams", ctypes.c_int64), ("filled", ctypes.c_int64),
-        ("keys", few.Rows), ("values", few.Rows), ("own_keys", few.Rows), ("own_values", few.Rows),
-        ("own", ctypes.c_int64), ("own_listed", few.Listed), ("source_keys", few.Rows), ("source_values", few.Rows),
-        ("positions", ctypes.c_int64), ("source_listed", few.Listed), ("valid", _rows.Strided),
-        ("states", ctypes.c_void_p), ("queries", ctypes.c_void_p), ("context", ctypes.c_void_p),
-        ("room", ctypes.c_void_p), ("branch", ctypes.c_void_p), ("scores", ctypes.c_void_p),
-        ("weights", ctypes.c_void_p),
-    )  # fmt: skip
-
-
-class _Embeddings(ctypes.Structure):
-    _fields_ = (
-        ("table", ctypes.c_void_p), ("count", ctypes.c_int64), ("row", ctypes.c_int64), ("scale", ctypes.c_float),
-        ("positions", ctypes.c_void_p), ("position", ctypes.c_int64), ("width", ctypes.c_int64),
-    )  # fmt: skip
-
-
-class _Output(ctypes.Structure):
-    _fields_ = (("norm", ctypes.POINTER(_Norm)), ("linear", _Linear))
-
-
-class _Sites(NamedTuple):
-    """The attentions of a layer, and whether compiled code knows them."""
-
-    attention: MultiHead
-    compiled: bool
-    cross: Attention
-    cross_compiled: bool
-
-
-class _Given(NamedTuple):
-    """What compiled code reads. inner: the widest of what a layer makes. dtype: of packed weights. packings: what
-    layers hold, and what packs their weights there. held: what must live as long."""
-
-    embeddings: _Embeddings
-    layers: ctypes.Array[_Layer]
-    output: _Output
-    inner: int
-    dtype: torch.dtype
-    packings: list[tuple[dict[str, Any], Any]]
-    held: list[Any]
-
-
 class CompiledDecoder(Shared):
-    """A decoder with the weights that it has packed now: see `compile_decoder`."""
+    """A decoder with the weights that it has packed now: see `compile_decoder` (decoder_compile.py)."""
 
-    def __init__(self, embedding: Embedding, sites: Sequence[_Sites], given: _Given) -> None:
+    def __init__(self, embedding: Embedding, sites: Sequence[layout.Sites], given: layout.Given) -> None:
         self._embedding, self._sites, self._given = embedding, sites, given
 
     def step(
@@ -126,7 +51,7 @@ class CompiledDecoder(Shared):
             return None
         require_positions(at + 1, self._embedding.max_length)
         token = token.contiguous()  # those of one source's beam may lie apart
-        library: Any = native.loaded(_SOURCE)
+        library: Any = native.loaded(layout.SOURCE)
         sites, given = self._sites, self._given
         grown = tuple(each.attention.grown(cache, 1) for each, cache in zip(sites, caches, strict=True))
         of_cache = [each.attention.own_of_cache(at) if each.compiled else None for each in sites]
@@ -136,7 +61,7 @@ class CompiledDecoder(Shared):
             ctypes.byref(given.embeddings), native.at(token), *map(ctypes.c_int64, (len(token), at)), room.states
         ):
             raise IndexError(f"a token has no row among the {given.embeddings.count} embeddings")
-        steps = (_Step * len(sites))(*(
+        steps = (layout.Step * len(sites))(*(
             room.step(beams, *each) for each in zip(memories, grown, of_source, of_cache, strict=True)
         ))  # fmt: skip
         if None not in of_cache and None not in of_source:
@@ -163,7 +88,7 @@ class CompiledDecoder(Shared):
 
     def _serves(self, token: Tensor, at: int, memories: Sequence[Memory], caches: Sequence[Memory], beams: int) -> bool:
         given = self._given
-        if torch.is_grad_enabled() or not packed.serves(given.dtype) or native.load(_SOURCE) is None:
+        if torch.is_grad_enabled() or not packed.serves(given.dtype) or native.load(layout.SOURCE) is None:
             return False
         if any(held.get("forward") is not packing for held, packing in given.packings):  # a block of `packed` has ended
             return False
@@ -183,7 +108,7 @@ class CompiledDecoder(Shared):
 class _Room:
     """What the layers of one step write to, one after the other."""
 
-    def __init__(self, token: Int[Tensor, "R"], given: _Given, keys: int) -> None:
+    def __init__(self, token: Int[Tensor, "R"], given: layout.Given, keys: int) -> None:
         """keys: the most that a query attends."""
         self.rows, self.width = len(token), given.embeddings.width
         heads = max(each.heads for each in given.layers)
@@ -201,7 +126,7 @@ class _Room:
 
     def step(
         self, beams: int, memory: Memory, cache: Memory, of_source: Picked | None, of_cache: Picked | None
-    ) -> _Step:
+    ) -> layout.Step:
         """of_source, of_cache: what is attended; None where compiled code does not attend. They must live as long."""
         assert cache.keys is not None  # allocate() made them
         assert cache.filled is not None
@@ -218,7 +143,7 @@ class _Room:
                 valid = _rows.Strided(of_source.there.data_ptr(), outer, middle, 0, key)
             elif memory.valid is not None and isinstance(of_source.keys, slice):
                 valid = _rows.Strided(memory.valid.data_ptr(), memory.valid.stride(0), 0, 0, memory.valid.stride(1))
-        return _Step(self.rows, beams, cache.filled - 1, *held, *own, *source, valid, *self.addresses)
+        return layout.Step(self.rows, beams, cache.filled - 1, *held, *own, *source, valid, *self.addresses)
 
 
 def _attended(keys: few.Rows, values: few.Rows, own: Picked, count: int) -> tuple[few.Rows, few.Rows, int, few.Listed]:
@@ -239,7 +164,7 @@ def _most(memories: Sequence[Memory], caches: Sequence[Memory], own: Sequence[Pi
     return max(*(each.values.shape[2] for each in memories), *(each.filled or 0 for each in caches), *listed)
 
 
-def _of_sources(sites: Sequence[_Sites], at: int, memories: Sequence[Memory]) -> list[Picked | None]:
+def _of_sources(sites: Sequence[layout.Sites], at: int, memories: Sequence[Memory]) -> list[Picked | None]:
     """The keys of its memory that each layer attends at position `at`; None where compiled code does not attend."""
     found: list[Picked | None] = []
     valid, given = None, None  # those of all layers are the same, as a rule
@@ -269,122 +194,9 @@ def step_positions(at: int, beams: int, keys: int, device: torch.device) -> tupl
     return Positions(asks, next(over)), Positions(asks.expand(beams), next(over))
 
 
-def compile_decoder(
-    embedding: Embedding, layers: Sequence[DecoderLayer], norm: nn.Module, output: nn.Linear
-) -> CompiledDecoder | None:
-    """The decoder as it is now, for steps until its weights change; None where code compiled here has not packed these,
-    and where a part is not as transformer.py makes it, is in training or has hooks. Hooks that come later are not
-    called."""
-    if torch.is_grad_enabled() or any(getattr(_modules, f"_global{hooks}") for hooks in _HOOKS):
-        return None
-    parts = [each for part in (embedding, *layers, norm, output) for each in part.modules()]
-    linears = [each for each in parts if isinstance(each, nn.Linear)]
-    weights = {each: found for each in linears if (found := packed.compiled(each)) is not None}
-    dtypes = {each.weight.dtype for each in weights.values()}
-    if len(weights) < len(set(linears)) or len(dtypes) != 1 or not all(map(_is_bare, parts)):
-        return None
-    if output not in weights or native.load(_SOURCE) is None:
-        return None
-    table, places = embedding.table, embedding.positions
-    known = type(embedding) is Embedding and type(table) is nn.Embedding and table.max_norm is None
-    if not known or type(embedding.dropout) is not Dropout or not _fit(table.weight, places):
-        return None
-    if not (type(norm) is nn.Identity or _is_known_norm(norm)):
-        return None
-    held: list[Any] = [weights, table.weight.detach(), places.detach()]
-    sites, given = [], []
-    for layer in layers:
-        own = layer.attention
-        if type(own) is not MultiHead or own.context_width != embedding.width or not _is_known(layer, own, weights):
-            return None
-        site, compiled = _compiled(layer, own, weights, held)
-        sites.append(site)
-        given.append(compiled)
-    embeddings = _Embeddings(
-        table.weight.data_ptr(), len(table.weight), table.weight.stride(0), embedding.width**0.5, places.data_ptr(),
-        places.stride(0), embedding.width,
-    )  # fmt: skip
-    last = ctypes.pointer(_norm(norm, held)) if isinstance(norm, nn.LayerNorm) else None
-    inner = max(2 * embedding.width, *(each.expand.weight.outputs for each in given))
-    return CompiledDecoder(embedding, sites, _Given(
-        embeddings, (_Layer * len(given))(*given), _Output(last, _linear(weights[output])), inner, dtypes.pop(),
-        [(vars(each), vars(each)["forward"]) for each in weights], held,
-    ))  # fmt: skip
-
-
-def _is_bare(part: nn.Module) -> bool:
-    """Whether nothing but what its class says happens in it, but that its weights may be packed."""
-    if part.training or any(getattr(part, hooks) for hooks in _HOOKS):
-        return False
-    return "forward" not in vars(part) or isinstance(part, nn.Linear)
-
-
-def _is_known(layer: DecoderLayer, own: MultiHead, weights: Mapping[nn.Linear, packed.Compiled]) -> bool:
-    """Whether the definition does what compiled code would do."""
-    forward, residuals, cross = layer.feed_forward, _residuals(layer), layer.cross
-    linears = [own.project_query, own.project_memory, own.project_context]
-    if type(own.score).keys is not Score.keys or type(forward) is not FeedForward or "step" in vars(layer):
-        return False
-    if type(cross) is MultiHead:
-        linears += [cross.project_query, cross.project_context]
-        if (cross.heads, cross.context_width) != (own.heads, own.context_width):
-            return False
-    if any(each not in weights for each in (*linears, forward.expand, forward.contract)):
-        return False
-    if any(type(each) is not Residual or not _is_known_norm(each.norm) for each in residuals):
-        return False
-    dropouts = (forward.dropout, *(each.dropout for each in residuals))
-    return all(type(each) is Dropout for each in dropouts) and len({each.before for each in residuals}) == 1
-
-
-def _is_known_norm(norm: nn.Module) -> bool:
-    return type(norm) is nn.LayerNorm and _fit(norm.weight, norm.bias)
-
-
-def _compiled(
-    layer: DecoderLayer, own: MultiHead, weights: Mapping[nn.Linear, packed.Compiled], held: list[Any]
-) -> tuple[_Sites, _Layer]:
-    """held: takes up what must live as long."""
-
-    def site(of: Attention) -> tuple[_Site, bool]:
-        if type(of) is not MultiHead:
-            return _Site(), False  # it is given the states as they are
-        query, context = _linear(weights[of.project_query]), _linear(weights[of.project_context])
-        known = of.few_transform
-        if known is None:
-            return _Site(query, context), False
-        scores = torch.empty(2, of.heads, 2, 1, dtype=torch.float32, device="cpu")  # any rows and queries: strides of 0
-        transform, kept = _rows.read(known, scores)
-        held.append(kept)
-        return _Site(query, context, few.address(), _rows.address(), transform, of.score.scale), True
-
-    forward, residuals = layer.feed_forward, _residuals(layer)
-    own_site, own_compiled = site(own)
-    source_site, source_compiled = site(layer.cross)
-    norms = (_Norm * 3)(*(_norm(each.norm, held) for each in residuals))
-    return _Sites(own, own_compiled, layer.cross, source_compiled), _Layer(
-        own.context_width, own.heads, residuals[0].before, norms, own_site, source_site,
-        *(_linear(weights[each]) for each in (own.project_memory, forward.expand, forward.contract)),
-    )  # fmt: skip
-
-
-def _linear(of: packed.Compiled) -> _Linear:
-    weight, bias = of
-    return _Linear(products.address(weight.dtype), weight.read(), None if bias is None else bias.data_ptr())
-
-
-def _norm(of: nn.LayerNorm, held: list[Any]) -> _Norm:
-    held.append((of.weight.detach(), of.bias.detach()))  # the same numbers, whatever becomes of the layer
-    return _Norm(of.weight.data_ptr(), of.bias.data_ptr(), of.eps)
-
-
-def _residuals(layer: DecoderLayer) -> tuple[Residual, Residual, Residual]:
-    return layer.attention_residual, layer.cross_residual, layer.feed_forward_residual
-
-
 def _run(layers: Any, steps: Any, first: int = _ASK, last: int = _FINISH) -> None:
     """Stages of layers, or of one."""
-    run: Any = native.loaded(_SOURCE).attnbench_decoder_layers
+    run: Any = native.loaded(layout.SOURCE).attnbench_decoder_layers
     count = ctypes.c_int64(len(steps) if isinstance(steps, ctypes.Array) else 1)
     if run(ctypes.byref(layers), ctypes.byref(steps), count, first, last, torch.get_num_threads()):
         raise MemoryError("no memory for a step of the decoder")
@@ -405,7 +217,7 @@ def _received(
 def _holds(memory: Memory, attention: MultiHead, rows: int) -> bool:
     """Whether compiled code can read its keys and values, of so many rows."""
     keys, values = memory.keys, memory.values
-    if keys is None or not _fit(keys, values):
+    if keys is None or not layout.fit(keys, values):
         return False
     return (
         keys.shape
@@ -420,13 +232,3 @@ def _marks(valid: Tensor | None, values: Tensor) -> bool:
         return True
     fits = valid.is_cpu and valid.dtype == torch.bool and valid.shape == (len(values), values.shape[2])
     return fits and valid.stride(-1) == 1 and native.readable(valid)
-
-
-def _fit(*tensors: Tensor | None) -> bool:
-    """Whether compiled code can read them: numbers of float32 on a processor, those of one position side by side."""
-    for each in tensors:
-        if each is None or each.dtype != torch.float32 or not each.is_cpu or each.stride(-1) != 1 or not each.numel():
-            return False
-        if not native.readable(each):
-            return False
-    return True

@@ -17,7 +17,8 @@ from attnbench.core.ragged import Ragged
 from attnbench.core.relocate import relocate
 from attnbench.models._parallel import require_parallel
 from attnbench.models.base import Decoded, Maps, ModelSpec, Seq2SeqModel, Sizes, Source, Wanted, models, receive
-from attnbench.models.decoder_step import CompiledDecoder, compile_decoder, step_positions
+from attnbench.models.decoder_compile import compile_decoder
+from attnbench.models.decoder_step import CompiledDecoder, step_positions
 from attnbench.models.layers import (
     Embedding,
     FeedForward,

@@ -1,0 +1,140 @@
+"""Whether a Transformer's decoder can be compiled, and what its steps in compiled code (decoder_step.py) read then."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from attnbench.attention.backends import few
+from attnbench.attention.modules.base import Attention
+from attnbench.attention.modules.multihead import MultiHead
+from attnbench.attention.scores.base import Score
+from attnbench.attention.transforms import _rows
+from attnbench.core import native, packed, products
+from attnbench.core.dropout import Dropout
+from attnbench.models import _decoder_layout as layout
+from attnbench.models.decoder_step import CompiledDecoder
+from attnbench.models.layers import Embedding, FeedForward, Residual
+
+if TYPE_CHECKING:
+    from attnbench.models.transformer import DecoderLayer
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_modules: Any = nn.modules.module  # whose hooks of all modules have no public name
+
+
+def compile_decoder(
+    embedding: Embedding, layers: Sequence[DecoderLayer], norm: nn.Module, output: nn.Linear
+) -> CompiledDecoder | None:
+    """The decoder as it is now, for steps until its weights change; None where code compiled here has not packed these,
+    and where a part is not as transformer.py makes it, is in training or has hooks. Hooks that come later are not
+    called."""
+    if torch.is_grad_enabled() or any(getattr(_modules, f"_global{hooks}") for hooks in _HOOKS):
+        return None
+    parts = [each for part in (embedding, *layers, norm, output) for each in part.modules()]
+    linears = [each for each in parts if isinstance(each, nn.Linear)]
+    weights = {each: found for each in linears if (found := packed.compiled(each)) is not None}
+    dtypes = {each.weight.dtype for each in weights.values()}
+    if len(weights) < len(set(linears)) or len(dtypes) != 1 or not all(map(_is_bare, parts)):
+        return None
+    if output not in weights or native.load(layout.SOURCE) is None:
+        return None
+    table, places = embedding.table, embedding.positions
+    known = type(embedding) is Embedding and type(table) is nn.Embedding and table.max_norm is None
+    if not known or type(embedding.dropout) is not Dropout or not layout.fit(table.weight, places):
+        return None
+    if not (type(norm) is nn.Identity or _is_known_norm(norm)):
+        return None
+    held: list[Any] = [weights, table.weight.detach(), places.detach()]
+    sites, given = [], []
+    for layer in layers:
+        own = layer.attention
+        if type(own) is not MultiHead or own.context_width != embedding.width or not _is_known(layer, own, weights):
+            return None
+        site, compiled = _compiled(layer, own, weights, held)
+        sites.append(site)
+        given.append(compiled)
+    embeddings = layout.Embeddings(
+        table.weight.data_ptr(), len(table.weight), table.weight.stride(0), embedding.width**0.5, places.data_ptr(),
+        places.stride(0), embedding.width,
+    )  # fmt: skip
+    last = ctypes.pointer(_norm(norm, held)) if isinstance(norm, nn.LayerNorm) else None
+    inner = max(2 * embedding.width, *(each.expand.weight.outputs for each in given))
+    return CompiledDecoder(embedding, sites, layout.Given(
+        embeddings, (layout.Layer * len(given))(*given), layout.Output(last, _linear(weights[output])), inner,
+        dtypes.pop(), [(vars(each), vars(each)["forward"]) for each in weights], held,
+    ))  # fmt: skip
+
+
+def _is_bare(part: nn.Module) -> bool:
+    """Whether nothing but what its class says happens in it, but that its weights may be packed."""
+    if part.training or any(getattr(part, hooks) for hooks in _HOOKS):
+        return False
+    return "forward" not in vars(part) or isinstance(part, nn.Linear)
+
+
+def _is_known(layer: DecoderLayer, own: MultiHead, weights: Mapping[nn.Linear, packed.Compiled]) -> bool:
+    """Whether the definition does what compiled code would do."""
+    forward, residuals, cross = layer.feed_forward, _residuals(layer), layer.cross
+    linears = [own.project_query, own.project_memory, own.project_context]
+    if type(own.score).keys is not Score.keys or type(forward) is not FeedForward or "step" in vars(layer):
+        return False
+    if type(cross) is MultiHead:
+        linears += [cross.project_query, cross.project_context]
+        if (cross.heads, cross.context_width) != (own.heads, own.context_width):
+            return False
+    if any(each not in weights for each in (*linears, forward.expand, forward.contract)):
+        return False
+    if any(type(each) is not Residual or not _is_known_norm(each.norm) for each in residuals):
+        return False
+    dropouts = (forward.dropout, *(each.dropout for each in residuals))
+    return all(type(each) is Dropout for each in dropouts) and len({each.before for each in residuals}) == 1
+
+
+def _is_known_norm(norm: nn.Module) -> bool:
+    return type(norm) is nn.LayerNorm and layout.fit(norm.weight, norm.bias)
+
+
+def _compiled(
+    layer: DecoderLayer, own: MultiHead, weights: Mapping[nn.Linear, packed.Compiled], held: list[Any]
+) -> tuple[layout.Sites, layout.Layer]:
+    """held: takes up what must live as long."""
+
+    def site(of: Attention) -> tuple[layout.Site, bool]:
+        if type(of) is not MultiHead:
+            return layout.Site(), False  # it is given the states as they are
+        query, context = _linear(weights[of.project_query]), _linear(weights[of.project_context])
+        known = of.few_transform
+        if known is None:
+            return layout.Site(query, context), False
+        scores = torch.empty(2, of.heads, 2, 1, dtype=torch.float32, device="cpu")  # any rows and queries: strides of 0
+        transform, kept = _rows.read(known, scores)
+        held.append(kept)
+        return layout.Site(query, context, few.address(), _rows.address(), transform, of.score.scale), True
+
+    forward, residuals = layer.feed_forward, _residuals(layer)
+    own_site, own_compiled = site(own)
+    source_site, source_compiled = site(layer.cross)
+    norms = (layout.Norm * 3)(*(_norm(each.norm, held) for each in residuals))
+    return layout.Sites(own, own_compiled, layer.cross, source_compiled), layout.Layer(
+        own.context_width, own.heads, residuals[0].before, norms, own_site, source_site,
+        *(_linear(weights[each]) for each in (own.project_memory, forward.expand, forward.contract)),
+    )  # fmt: skip
+
+
+def _linear(of: packed.Compiled) -> layout.Linear:
+    weight, bias = of
+    return layout.Linear(products.address(weight.dtype), weight.read(), None if bias is None else bias.data_ptr())
+
+
+def _norm(of: nn.LayerNorm, held: list[Any]) -> layout.Norm:
+    held.append((of.weight.detach(), of.bias.detach()))  # the same numbers, whatever becomes of the layer
+    return layout.Norm(of.weight.data_ptr(), of.bias.data_ptr(), of.eps)
+
+
+def _residuals(layer: DecoderLayer) -> tuple[Residual, Residual, Residual]:
+    return layer.attention_residual, layer.cross_residual, layer.feed_forward_residual
