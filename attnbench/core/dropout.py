@@ -21,12 +21,12 @@ _STEPS = 1 << 16
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, steps: int) -> Tensor:
-        words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64)
+        words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device=x.device)
         bits = words.random_(-(2**63), None).view(torch.int16)[: x.numel()].view(x.shape)
         ctx.scale = _STEPS / (_STEPS - steps)
         if _serves(x):
-            x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype)
-            dropped = torch.empty(x.shape, dtype=torch.bool)
+            x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
+            dropped = torch.empty(x.shape, dtype=torch.bool, device=x.device)
             _call(
                 "drop", x.dtype, native.at(x), native.at(bits), ctypes.c_int(steps - _STEPS // 2),
                 ctypes.c_float(ctx.scale), native.at(out), native.at(dropped), ctypes.c_int64(x.numel()),
@@ -42,7 +42,7 @@ class _Dropout(torch.autograd.Function):
         (dropped,) = ctx.saved_tensors
         if _serves(upstream[0]) and not torch.is_grad_enabled():
             grad = upstream[0].contiguous()
-            out = torch.empty(grad.shape, dtype=grad.dtype)
+            out = torch.empty(grad.shape, dtype=grad.dtype, device=grad.device)
             _call(
                 "pass", grad.dtype, native.at(grad), native.at(dropped), ctypes.c_float(ctx.scale), native.at(out),
                 ctypes.c_int64(grad.numel()),

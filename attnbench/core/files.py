@@ -68,8 +68,8 @@ def folder_atomic(path: Path) -> Iterator[Path]:
     try:
         yield work
         for file in work.rglob("*"):
-            _sync(file)
-        _sync(work)
+            sync(file)
+        sync(work)
         if path.exists():
             old = _hidden(path)
             os.replace(path, old / "gone")
@@ -107,7 +107,7 @@ def _hidden(path: Path) -> Path:
     return work
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """A rename may reach the disk before the content it names: a power cut would leave an empty file."""
     handle = os.open(path, os.O_RDONLY)
     try:

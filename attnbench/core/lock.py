@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 _PATIENCE = 0.2
 """Seconds in which a holder may turn out to be a mere look by is_locked."""
+
+_SILENCE = 20.0
+"""Seconds of waiting until it is told."""
+
+_log = logging.getLogger(__name__)
 
 
 class LockedError(Exception):
@@ -52,11 +59,24 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def making(path: Path) -> Iterator[None]:
-    """One process at a time makes `path`; the others wait, and find it there."""
+    """One process at a time makes `path`; the others wait, and find it there. Who waits long says so."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with (path.parent / f"{path.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        patience = time.monotonic() + _SILENCE
+        while not _taken(lock) and time.monotonic() < patience:
+            time.sleep(_SILENCE / 1000)
+        if not _taken(lock):
+            _log.warning("waiting for %s, which another process makes; if that one was stopped, end it", path)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def _taken(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def is_locked(path: Path) -> bool:

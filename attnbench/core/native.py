@@ -11,8 +11,9 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.core import processor
-from attnbench.core.files import cache_root
+from attnbench.core.files import cache_root, sync
 from attnbench.core.lock import making
 
 SWITCH = "ATTNBENCH_NATIVE"
@@ -35,14 +36,22 @@ _LOOPS = (("-fopenmp",), ("-fopenmp-simd",), ())
 _PATIENCE = 120
 """Seconds that one compilation may take."""
 
-_PASSING = ("Killed", "out of memory", "No space left")
+_PASSING = (
+    "Killed", "out of memory", "memory exhausted", "Cannot allocate memory", "No space left", "quota exceeded",
+    "Read-only file system", "cannot execute",
+)  # fmt: skip
 """In what a compiler says: faults that may be gone another time, so that they are not remembered."""
+_MEMORY = 24 * 3600
+"""Seconds for which it is remembered what a compiler refused."""
 
 _log = logging.getLogger(__name__)
 
 
 _TRUE = (Tensor, nn.Parameter)
-_functorch: Any = getattr(torch._C, "_functorch", None)  # torch has no public name for it
+_functorch: Any = getattr(torch._C, "_functorch", None)  # torch has no public names for these
+_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+_forward_ad: Any = torch.autograd.forward_ad
+_tracing: Callable[[], bool] = torch._C._is_tracing
 _wrapped: Callable[[Tensor], bool] = getattr(_functorch, "is_functorch_wrapped_tensor", lambda _: False)
 
 _off = ContextVar("_off", default=False)
@@ -87,22 +96,21 @@ def _load(source: Path) -> ctypes.CDLL | None:
         try:
             return ctypes.CDLL(str(_made(source, target)))
         except OSError:
-            if target.is_file():  # a broken file, which the next process would meet again
-                target.unlink()
-                return ctypes.CDLL(str(_made(source, target)))
-            return _for_this_process(source, target.name)
+            return _loaded_elsewhere(target) or _remade(source, target)
     except (OSError, subprocess.SubprocessError) as error:
         _log.warning("%s is left to torch, it could not be compiled and loaded: %s", source.name, error)
         return None
 
 
 def readable(*tensors: Tensor) -> bool:
-    """Whether compiled code may read these where they lie: true tensors, not traced nor mapped over by torch.func, none
-    a view that negates."""
+    """Whether compiled code may read these where they lie: true tensors, not traced, mapped over by torch.func or
+    differentiated forwards, none a view that negates."""
     for each in tensors:
         if type(each) not in _TRUE or _wrapped(each) or each.is_neg():
             return False
-    return not torch.compiler.is_compiling()
+    if torch.compiler.is_compiling() or _tracing() or _modes():
+        return False
+    return _forward_ad._current_level < 0
 
 
 def at(tensor: Any) -> ctypes.c_void_p:
@@ -122,10 +130,10 @@ def compiler() -> str | None:
     if command is None:
         return None
     try:
-        said = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True, timeout=_PATIENCE)
+        said = _run([*command, "--version"])
     except (OSError, subprocess.SubprocessError):
         return None
-    return said.stdout.partition("\n")[0].strip()
+    return None if said.returncode else said.stdout.partition("\n")[0].strip()
 
 
 def _texts(source: Path) -> list[bytes]:
@@ -148,28 +156,39 @@ def _made(source: Path, target: Path) -> Path:
         return target
     with making(target):
         refused = target.with_suffix(".refused")
-        if refused.is_file():
+        if refused.is_file() and time.time() - refused.stat().st_mtime < _MEMORY:
             raise subprocess.SubprocessError(refused.read_text(encoding="utf-8"))
         if not target.is_file():
             _log.info("compiling %s for this processor, once", source.name)
             try:
                 _compile(source, target)
             except subprocess.CalledProcessError as error:
-                if not any(word in error.stderr for word in _PASSING):
+                if not _passes(error.stderr):
                     refused.write_text(error.stderr, encoding="utf-8")
                 raise subprocess.SubprocessError(error.stderr) from None
     return target
 
 
-def _for_this_process(source: Path, name: str) -> ctypes.CDLL:
-    """Where nothing can be written to the cache."""
-    with tempfile.TemporaryDirectory(prefix="attnbench-") as folder:
-        target = Path(folder) / name
-        try:
-            _compile(source, target)
-        except subprocess.CalledProcessError as error:
-            raise subprocess.SubprocessError(error.stderr) from None
-        return ctypes.CDLL(str(target))
+def _loaded_elsewhere(target: Path) -> ctypes.CDLL | None:
+    """Where nothing in the cache may be run, as on some shared disks; None where the file is broken, or none is."""
+    with tempfile.TemporaryDirectory(prefix="attnbench-") as folder, suppress(OSError):
+        return ctypes.CDLL(shutil.copy(target, folder))
+    return None
+
+
+def _remade(source: Path, target: Path) -> ctypes.CDLL:
+    """A broken file, which the next process would meet again, is made anew; where nothing can be written to the cache,
+    one for this process alone."""
+    try:
+        if target.is_file():
+            with making(target):
+                _compile(source, target)
+            return ctypes.CDLL(str(target))
+        with tempfile.TemporaryDirectory(prefix="attnbench-") as folder:
+            _compile(source, Path(folder) / target.name)
+            return ctypes.CDLL(str(Path(folder) / target.name))
+    except subprocess.CalledProcessError as error:
+        raise subprocess.SubprocessError(error.stderr) from None
 
 
 def _compile(source: Path, target: Path) -> None:
@@ -180,14 +199,28 @@ def _compile(source: Path, target: Path) -> None:
         for machine in _MACHINE:
             for loops in _LOOPS:
                 command = [*(_command() or ()), *_FLAGS, *_SILENT, machine, *loops, str(source), "-o", str(half)]
-                done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE)
+                done = _run(command)
                 if done.returncode == 0:
+                    sync(half)
                     os.replace(half, target)
                     return
                 said.append(done.stderr.strip()[:500])
+                if _passes(done.stderr):  # with other options it might work, and be slower for good
+                    raise subprocess.CalledProcessError(1, str(source), stderr=said[-1])
     finally:
         half.unlink(missing_ok=True)  # what a compiler that was stopped had written
     own = (
         words for words in said if source.name in words
     )  # the others speak of options, which not every compiler knows
     raise subprocess.CalledProcessError(1, str(source), stderr=next(own, said[0]))
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """In English, which `_PASSING` is in; another encoding is no fault."""
+    return subprocess.run(
+        command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE, env={**os.environ, "LC_ALL": "C"}
+    )
+
+
+def _passes(said: str) -> bool:
+    return any(word in said for word in _PASSING)

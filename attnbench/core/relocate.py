@@ -51,6 +51,8 @@ def relocate(all_held: Sequence[Shaped[Tensor, "R H K E"]], into: Int[Tensor, "n
             ctypes.byref(shape), native.at(into), native.at(source), ctypes.c_int64(len(into)),
             torch.get_num_threads(),
         )  # fmt: skip
+        if not held.is_inference():
+            torch.autograd.graph.increment_version(held)  # or a backward pass would read what is no longer there
 
 
 def _lists(rows: Tensor) -> bool:
@@ -58,4 +60,8 @@ def _lists(rows: Tensor) -> bool:
 
 
 def _serves(held: Tensor) -> bool:
-    return held.device.type == "cpu" and held.stride(3) == 1 and held.numel() > 0 and native.readable(held)
+    if torch.is_grad_enabled() and held.requires_grad:
+        return False
+    apart = all(stride or size == 1 for size, stride in zip(held.shape, held.stride(), strict=True))
+    fits = held.device.type == "cpu" and held.stride(3) == 1 and held.numel() > 0
+    return fits and apart and native.readable(held)

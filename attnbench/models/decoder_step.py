@@ -38,6 +38,12 @@ class CompiledDecoder(Shared):
     def __init__(self, embedding: Embedding, sites: Sequence[layout.Sites], given: layout.Given) -> None:
         self._embedding, self._sites, self._given = embedding, sites, given
 
+    def __deepcopy__(self, memo: object) -> CompiledDecoder:
+        return self  # nothing in it changes
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()  # addresses mean nothing to another process: the definition serves there
+
     def step(
         self, token: Int[Tensor, "R"], at: int, memories: Sequence[Memory], caches: Sequence[Memory], beams: int
     ) -> tuple[Float[Tensor, "R V"], tuple[Memory, ...]] | None:
@@ -217,7 +223,7 @@ def _received(
 def _holds(memory: Memory, attention: MultiHead, rows: int) -> bool:
     """Whether compiled code can read its keys and values, of so many rows."""
     keys, values = memory.keys, memory.values
-    if keys is None or not layout.fit(keys, values):
+    if keys is None or not layout.fit(keys, values) or keys.requires_grad or values.requires_grad:
         return False
     return (
         keys.shape

@@ -58,7 +58,7 @@ def _compiled(
     logits = logits.contiguous()
     values, ids = (
         logits.new_empty(len(logits), count, dtype=torch.float32),
-        torch.empty(len(logits), count, dtype=torch.int64),
+        torch.empty(len(logits), count, dtype=torch.int64, device=logits.device),
     )
     best: Any = getattr(library, f"attnbench_best_{_NAMES[logits.dtype]}")
     strange = best(

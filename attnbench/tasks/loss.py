@@ -11,9 +11,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from attnbench.core import native
+from attnbench.core.once import once_differentiable
 
 _SOURCE = Path(__file__).with_name("_loss.cpp")
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -42,7 +42,8 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         return loss, nll
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, None, None]:
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (gradient,) = ctx.saved_tensors
         return (gradient * upstream[0].to(gradient.dtype) if gradient is not None else None), None, None
 
@@ -87,7 +88,7 @@ def _compiled(
     library: Any = native.load(_SOURCE)
     logits, target = logits.contiguous(), target.contiguous()
     gradient = torch.empty_like(logits) if needed else None
-    found = torch.empty(2, len(logits))
+    found = torch.empty(2, len(logits), dtype=torch.float32, device="cpu")
     strange = getattr(library, f"attnbench_smoothed_{_NAMES[logits.dtype]}")(
         native.at(logits), native.at(target), ctypes.c_int64(len(logits)), ctypes.c_int64(logits.shape[1]),
         ctypes.c_float(smoothing), native.at(gradient), native.at(found[0]), native.at(found[1]),

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from attnbench.attention.transforms.base import Fused, FusedKind
 from attnbench.core.errors import MissingExtraError
+from attnbench.core.once import once_differentiable
 
 WIDEST = 128
 """The widest head: of queries and keys, and of values."""

@@ -18,13 +18,13 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from attnbench.attention.transforms import _bounded_rows
 from attnbench.attention.transforms._bounded_rows import BoundedKind
 from attnbench.attention.transforms._simplex import check_mask, heed, mask
 from attnbench.attention.transforms.base import TransformSpec, widen
 from attnbench.attention.types import Role
+from attnbench.core.once import once_differentiable
 
 OnInfeasible = Literal["raise", "saturate"]
 
@@ -72,7 +72,7 @@ def _solve(
     if not _bounded_rows.serves(scores, upper):
         return _in_torch(transform, scores, valid, upper)
     weights, bound, rows = _bounded_rows.solve(transform.kind, scores, valid, upper)
-    short = torch.zeros(len(scores), dtype=torch.bool)
+    short = torch.zeros(len(scores), dtype=torch.bool, device=scores.device)
     if len(rows):
         others = _in_torch(transform, scores[rows], None if valid is None else valid[rows], upper[rows])
         for whole, part in zip((weights, bound, short), others, strict=True):

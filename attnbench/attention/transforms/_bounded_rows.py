@@ -45,7 +45,7 @@ def solve(
     scores, upper = scores.contiguous(), upper.contiguous()
     valid = None if valid is None else valid.contiguous()
     weights, bounds = torch.empty_like(scores), torch.empty_like(scores)
-    left = torch.empty(len(scores), dtype=torch.bool)
+    left = torch.empty(len(scores), dtype=torch.bool, device=scores.device)
     given, made = (scores, upper, valid), (weights, bounds, left)
     if _call(kind, "forward", given, made):
         raise MemoryError(f"no memory for rows of {scores.shape[-1]} keys")

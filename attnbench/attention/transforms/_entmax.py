@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from attnbench.attention.transforms import _rows, entmax15, softmax
 from attnbench.attention.transforms._simplex import (
@@ -29,6 +28,7 @@ from attnbench.attention.transforms._simplex import (
     spoil,
 )
 from attnbench.attention.transforms.base import Fused
+from attnbench.core.once import once_differentiable
 
 SOFTMAX_BELOW = 1e-4
 """At alpha - 1 up to this, softmax: 1/(alpha - 1) holds no digits there."""

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from attnbench.attention.transforms import _rows
 from attnbench.attention.transforms.base import Fused, widen
+from attnbench.core.once import once_differentiable
 
 ROUNDS = 64
 """Bound of the root searches, which end by themselves when no threshold moves (random rows: after 4 to 7 rounds)."""

@@ -68,6 +68,11 @@ class TransformSpec(Spec):
     """True: depends on what was attended before, so only decoders that run step by step can use it."""
     paper: ClassVar[str] = ""
 
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        if "build" in vars(cls) and "fused" not in vars(cls):
+            cls.fused = TransformSpec.fused  # a parent's kernel does not make what this one builds
+
     @property
     def ordered(self) -> bool:
         """Whether weights depend on the order in which the keys stand."""
