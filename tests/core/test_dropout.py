@@ -111,3 +111,16 @@ def test_the_compiled_path_is_bit_for_bit_the_other(dtype: torch.dtype, count: i
         plain = run()
     for ours, theirs in zip(compiled, plain, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+def test_another_default_device_changes_nothing():
+    torch.manual_seed(5)
+    wanted = Dropout(0.5)(torch.ones(4, 8, requires_grad=True))
+    torch.manual_seed(5)
+    with torch.device("meta"):
+        given = torch.ones(4, 8, device="cpu", requires_grad=True)
+        found = Dropout(0.5)(given)
+        found.sum().backward()
+    assert torch.equal(found, wanted)
+    assert given.grad is not None
+    assert torch.equal(given.grad, wanted)

@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from attnbench.core import lock
 from attnbench.core.lock import LockedError, is_locked, locked, making
 
 HOLD = """
@@ -101,3 +103,28 @@ def test_what_one_makes_the_others_find(tmp_path: Path):
     for thread in threads:
         thread.join()
     assert sorted(seen) == [False, True, True, True]
+
+
+def test_who_waits_long_says_for_what(tmp_path: Path, monkeypatch, caplog):
+    monkeypatch.setattr(lock, "_SILENCE", 0.05)
+    made, held, over = tmp_path / "thing", threading.Event(), threading.Event()
+
+    def make() -> None:
+        with making(made):
+            held.set()
+            over.wait(30)
+
+    def end() -> None:
+        while "waiting for" not in caplog.text:
+            time.sleep(0.01)
+        over.set()
+
+    others = [threading.Thread(target=each, daemon=True) for each in (make, end)]
+    others[0].start()
+    held.wait(30)
+    others[1].start()
+    with making(made):
+        assert str(made) in caplog.text
+        assert over.is_set()
+    for each in others:
+        each.join()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from attnbench.core import native
 
@@ -172,7 +176,14 @@ def test_what_is_no_plain_tensor_is_not_read():
 
 
 @pytest.mark.parametrize(
-    "said", ["g++: fatal error: Killed signal terminated program cc1plus", "No space left on device"]
+    "said",
+    [
+        "g++: fatal error: Killed signal terminated program cc1plus",
+        "No space left on device",
+        "final link failed: Disk quota exceeded",
+        "Cannot create temporary file in /tmp/: Read-only file system",
+        "virtual memory exhausted: Cannot allocate memory",
+    ],
 )
 def test_a_compiler_that_wanted_for_memory_is_asked_again(source, tmp_path, monkeypatch, said):
     short = tmp_path / "c++"
@@ -181,3 +192,91 @@ def test_a_compiler_that_wanted_for_memory_is_asked_again(source, tmp_path, monk
     monkeypatch.setenv("CXX", str(short))
     assert native.load(source) is None
     assert not list((tmp_path / "cache" / "native").glob("*.refused"))
+
+
+@compiled
+def test_a_passing_fault_does_not_leave_a_slower_library(source, tmp_path, monkeypatch):
+    """Nor are other options tried after it."""
+    once, count = tmp_path / "once", tmp_path / "count"
+    flaky = tmp_path / "c++"
+    flaky.write_text(
+        f"""#!/bin/sh
+[ $1 = --version ] && echo flaky && exit 0
+echo >> {count}
+[ ! -f {once} ] && touch {once} && echo "g++: fatal error: Killed" >&2 && exit 1
+exec {" ".join(native._command())} "$@"
+"""
+    )
+    flaky.chmod(0o755)
+    monkeypatch.setenv("CXX", str(flaky))
+    assert native.load(source) is None
+    assert len(count.read_text()) == 1
+    native._load.cache_clear()
+    assert native.load(source).answer() == 42
+
+
+@compiled
+def test_what_was_refused_is_tried_again_another_day(source, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", f"{' '.join(native._command())} -include {tmp_path}/later.h")
+    assert native.load(source) is None
+    (refused,) = (tmp_path / "cache" / "native").glob("*.refused")
+    (tmp_path / "later.h").touch()
+    native._load.cache_clear()
+    assert native.load(source) is None
+    os.utime(refused, (0, 0))
+    native._load.cache_clear()
+    assert native.load(source).answer() == 42
+
+
+@compiled
+def test_a_cache_that_nothing_can_be_run_from(source, tmp_path, monkeypatch):
+    """As on a disk mounted noexec: the library is loaded from elsewhere, and not compiled again."""
+    native.load(source)
+    native._load.cache_clear()
+    load = ctypes.CDLL
+
+    def refuse(name: str) -> ctypes.CDLL:
+        if name.startswith(str(tmp_path / "cache")):
+            raise OSError("failed to map segment from shared object")
+        return load(name)
+
+    monkeypatch.setattr(native.ctypes, "CDLL", refuse)
+    monkeypatch.setattr(native, "_compile", lambda *given: pytest.fail("compiled again"))
+    assert native.load(source).answer() == 42
+
+
+def test_a_compiler_that_speaks_another_encoding(source, tmp_path, monkeypatch, caplog):
+    foreign = tmp_path / "c++"
+    foreign.write_bytes(
+        b"#!/bin/sh\nprintf 'f\\344llt aus\\n' >&2\n[ $1 = --version ] && echo foreign && exit 0\nexit 1\n"
+    )
+    foreign.chmod(0o755)
+    monkeypatch.setenv("CXX", str(foreign))
+    assert native.load(source) is None
+    assert "llt aus" in caplog.text
+
+
+def test_the_compiler_is_asked_in_english(source, tmp_path, monkeypatch, caplog):
+    polyglot = tmp_path / "c++"
+    polyglot.write_text('#!/bin/sh\n[ $1 = --version ] && echo polyglot && exit 0\necho "locale $LC_ALL" >&2\nexit 1\n')
+    polyglot.chmod(0o755)
+    monkeypatch.setenv("CXX", str(polyglot))
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    assert native.load(source) is None
+    assert "locale C" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_torch_follows_is_not_read():
+    x, seen = torch.ones(2), []
+
+    def look(given: torch.Tensor) -> torch.Tensor:
+        seen.append(native.readable(given))
+        return given * 2
+
+    torch.jit.trace(look, x, check_trace=False)
+    make_fx(look)(x)
+    with forward_ad.dual_level():
+        look(forward_ad.make_dual(x, x))
+    assert seen == [False, False, False]
+    assert native.readable(x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -338,3 +339,34 @@ def test_it_is_told_what_packs(nothing_known, monkeypatch):
     assert module.chosen(torch.float32) == ("code compiled here", None)
     own[0] = False
     assert module.chosen(torch.float32) == ("nothing", None)
+
+
+def test_a_model_that_cannot_be_packed_stays_as_it_was():
+    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(70_000, 4))
+    for pack_it in (lambda: pack(net, "int8"), lambda: packed(net, "int8").__enter__()):
+        with pytest.raises(ValueError, match="70000"):
+            pack_it()
+        assert not is_packed(net)
+
+
+@needs_packing
+def test_blocks_of_two_threads_end_each_for_itself():
+    net, states, both = model(), torch.randn(5, 24), threading.Barrier(2, timeout=30)
+    wanted, found = net(states).detach(), []
+
+    def multiply_it(last: bool) -> None:
+        with torch.no_grad(), packed(net):
+            both.wait()
+            found.append(net(states))
+            both.wait()
+            if last:
+                other.join()
+                found.append(net(states))
+
+    other = threading.Thread(target=multiply_it, args=(False,))
+    other.start()
+    multiply_it(True)
+    assert len(found) == 3
+    for each in found:
+        torch.testing.assert_close(each, wanted, rtol=1e-5, atol=1e-6)
+    assert not is_packed(net)

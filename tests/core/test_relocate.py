@@ -95,3 +95,32 @@ def test_rows_that_are_not_told_as_asked_are_an_error():
 def test_rows_that_are_not_there_are_an_error(into, source):
     with pytest.raises((IndexError, RuntimeError)):
         relocate([torch.zeros(3, 1, 2, 2)], torch.tensor(into), torch.tensor(source))
+
+
+def test_gradients_go_to_the_rows_that_were_moved():
+    first = torch.arange(24.0).view(3, 2, 2, 2).requires_grad_()
+    held = first.clone()
+    relocate([held], torch.tensor([0]), torch.tensor([2]))
+    held.sum().backward()
+    assert first.grad is not None
+    assert first.grad[:, 0, 0, 0].tolist() == [0, 1, 2]
+
+
+def test_what_a_backward_pass_still_reads_is_not_changed_in_silence():
+    weight, held = torch.ones(3, 2, 2, 2, requires_grad=True), torch.randn(3, 2, 2, 2)
+    product = (weight * held).sum()
+    relocate([held], torch.tensor([0]), torch.tensor([2]))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
+def test_inference_tensors():
+    with torch.inference_mode():
+        held = torch.arange(24.0).view(3, 2, 2, 2)
+        relocate([held], torch.tensor([0]), torch.tensor([2]))
+        assert torch.equal(held[0], held[2])
+
+
+def test_rows_that_lie_in_one_place_are_an_error():
+    with pytest.raises(RuntimeError, match="single memory location"):
+        relocate([torch.zeros(1, 2, 2, 2).expand(3, 2, 2, 2)], torch.tensor([0]), torch.tensor([2]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from contextlib import nullcontext
 from typing import Any
 
@@ -338,3 +340,27 @@ def test_tokens_that_lie_apart_are_read_as_well(monkeypatch, built, source):
     logits = [model.step(memory, model.start(memory, 2), each)[0] for each in (apart, torch.tensor([3, 4, 5]))]
     assert torch.equal(*logits)
     assert len(ran) == 2
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda state: pickle.loads(pickle.dumps(state))])
+@torch.no_grad()
+def test_a_search_may_go_on_from_a_copy(copied, built, source):
+    model = built()
+    pack(model)
+    memory = model.encode(source)
+    _, state = model.step(memory, model.start(memory, 3), torch.tensor([3, 4, 5]))
+    branch = copied(state)
+    token = torch.tensor([6, 7, 8])
+    torch.testing.assert_close(model.step(memory, branch, token)[0], model.step(memory, state, token)[0])
+
+
+def test_caches_that_gradients_hang_on_are_left_to_the_definition(built, source):
+    model = built()
+    memory = model.encode(source)
+    token = torch.tensor([3, 4, 5])
+    _, state = model.step(memory, model.start(memory, 2), token)
+    pack(model)
+    with torch.no_grad():
+        made = model.start(memory, 2).compiled
+        assert made is not None
+        assert made.step(token, 1, memory.cross, state.caches, 1) is None

@@ -122,3 +122,11 @@ def test_logits_that_do_not_lie_in_one_piece():
     found, wanted = top_tokens(logits.T, 4), top_tokens(logits.T.contiguous(), 4)
     assert torch.equal(found[0], wanted[0])
     assert torch.equal(found[1], wanted[1])
+
+
+def test_another_default_device_changes_nothing():
+    logits = torch.randn(4, 800)
+    wanted = top_tokens(logits, 5)
+    with torch.device("meta"):
+        found = top_tokens(logits, 5)
+    assert all(map(torch.equal, found, wanted))

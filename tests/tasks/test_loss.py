@@ -216,3 +216,24 @@ def test_bfloat16_products_keep_float32_gradients(monkeypatch):
     for mine, theirs in zip(found[3], wanted[3], strict=True):
         assert mine is None or mine.dtype is torch.float32
         torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_other_defaults_of_torch_change_nothing(default):
+    logits, target = case(dtype=torch.float32)
+    wanted = smoothed_cross_entropy(logits, target, 0.1)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        with torch.device("meta"):
+            found = smoothed_cross_entropy(logits, target, 0.1)
+    finally:
+        torch.set_default_dtype(before)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_a_second_derivative_is_refused():
+    logits, target = case()
+    loss, _ = smoothed_cross_entropy(logits, target, 0.1)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(loss, logits, create_graph=True)

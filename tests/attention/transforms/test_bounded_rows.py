@@ -131,3 +131,13 @@ def test_what_it_serves():
     with native.off():
         assert not _bounded_rows.serves(scores)
     assert _bounded.MOST == 2.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_default_device_changes_nothing(kind):
+    transform = build_transform(kind)
+    scores, upper = torch.randn(4, 8), torch.full((4, 8), 0.5)
+    wanted = transform(scores, upper=upper)
+    with torch.device("meta"):
+        found = transform(scores, upper=upper)
+    assert torch.equal(found, wanted)

@@ -1,0 +1,43 @@
+"""What specs of one's own inherit."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from attnbench.attention.transforms.base import ScoreTransform, TransformSpec
+from attnbench.attention.transforms.softmax import SoftmaxSpec, softmax
+from attnbench.attention.transforms.topk import TopKSpec
+from attnbench.attention.types import Dims
+
+
+def colder(scores: Tensor, *, valid: Tensor | None = None, **others: object) -> Tensor:
+    return softmax(scores * 4, valid=valid)
+
+
+class Colder(SoftmaxSpec):
+    kind: Literal["colder"] = "colder"
+
+    def build(self, dims: Dims) -> ScoreTransform:
+        return partial(colder)
+
+
+class Fewer(TopKSpec):
+    kind: Literal["fewer"] = "fewer"
+
+
+def test_a_kernel_of_the_parent_does_not_stand_for_what_a_child_builds():
+    """Else steps of decoding would attend otherwise than training did."""
+    dims = Dims()
+    for spec in (Colder(), Colder.model_validate({})):
+        assert spec.fused(spec.build(dims)) is None
+    torch.testing.assert_close(Colder().build(dims)(torch.tensor([1.0, 2.0])), torch.tensor([4.0, 8.0]).softmax(0))
+
+
+def test_what_builds_as_its_parent_keeps_the_kernel():
+    fewer = Fewer(k=2)
+    assert fewer.fused(fewer.build(Dims())) == TopKSpec(k=2).fused(TopKSpec(k=2).build(Dims()))
+    assert Fewer.fused is not TransformSpec.fused
