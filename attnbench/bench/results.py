@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -27,9 +28,25 @@ class Section(NamedTuple):
 
 
 def relative(section: Section, timing: Timing) -> float | None:
-    """Speed against the fastest baseline of the group: 2 is twice as fast. None where the group has no baseline."""
-    rates = [each.rate for each in section.timings if _is_baseline(section, each, timing.group)]
-    return timing.rate / max(rates) if rates else None
+    """Speed against the fastest baseline of the group, the median of the rounds: 2 is twice as fast. None where the
+    group has no baseline."""
+    found = _ratios(section, timing)
+    return statistics.median(found) if found else None
+
+
+def _ratios(section: Section, timing: Timing) -> list[float]:
+    """The same of each round: what slows a machine for minutes meets both."""
+    base = max(
+        (each for each in section.timings if _is_baseline(section, each, timing.group)),
+        key=lambda each: each.rate,
+        default=None,
+    )
+    if base is None:
+        return []
+    if not timing.rounds or len(timing.rounds) != len(base.rounds):
+        return [timing.rate / base.rate]
+    sizes = timing.work / base.work
+    return [sizes * theirs / own for own, theirs in zip(timing.rounds, base.rounds, strict=True)]
 
 
 def best(section: Section, timing: Timing) -> float | None:
@@ -131,12 +148,14 @@ def _note(section: Section) -> str:
         ratio = f"Work a second; x: in multiples of that of {base}."
     else:
         ratio = f"Time of a call; x: in multiples of that of {base}."
-    return f"{ratio} ±: half of what lies between the least and the most time of a round, in parts of the median."
+    return (
+        f"{ratio} Multiples are medians of those of single rounds. ±: half of what lies between the least and the most "
+        "of them, in parts of the median; where the multiple is that of a thing to itself, of its times."
+    )
 
 
 def _entry(section: Section, timing: Timing) -> str:
     """`131 us x 1.20 ±3%` of a call, with how much longer it takes; `3,200/s x 0.95 ±3%` of a rate, with its part."""
-    spread = (timing.high - timing.low) / (2 * timing.median)
     ratio, part = relative(section, timing), share(section, timing)
     if section.unit:
         text = f"{timing.rate:,.0f}/s"
@@ -145,7 +164,16 @@ def _entry(section: Section, timing: Timing) -> str:
     else:
         text = _duration(timing.median)
         text += "" if ratio is None else f" x {1 / ratio:.2f}"
-    return f"{text} ±{100 * spread:.0f}%" if timing.low < timing.high else text  # one round has none
+    return f"{text} ±{100 * _spread(section, timing):.0f}%" if timing.low < timing.high else text  # one round has none
+
+
+def _spread(section: Section, timing: Timing) -> float:
+    """Half of what lies between the least and the most of a figure's rounds, in parts of the median."""
+    found = _ratios(section, timing) if section.unit else [1 / ratio for ratio in _ratios(section, timing)]
+    least, most = (min(found), max(found)) if found else (1.0, 1.0)
+    if least == most:  # against itself, or nothing
+        return (timing.high - timing.low) / (2 * timing.median)
+    return (most - least) / (2 * statistics.median(found))
 
 
 def _duration(seconds: float) -> str:

@@ -40,7 +40,7 @@ class Timing(NamedTuple):
     """Seconds a call: median, least and most over the rounds. first: of the first call, which may compile.
 
     error: the largest difference from the definition; None where there is none to compare with. peak_mb: most memory
-    taken, where that was measured.
+    taken, where that was measured. rounds: the seconds of each round, which cases that are timed together share.
     """
 
     group: str
@@ -53,6 +53,7 @@ class Timing(NamedTuple):
     flops: float | None
     error: float | None
     peak_mb: float | None = None
+    rounds: tuple[float, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -93,7 +94,16 @@ def measure(
             taken[at].append(seconds(cases[at].run, calls[at], device))
     return [
         Timing(
-            case.group, case.name, statistics.median(each), min(each), max(each), first, case.work, case.flops, error
+            case.group,
+            case.name,
+            statistics.median(each),
+            min(each),
+            max(each),
+            first,
+            case.work,
+            case.flops,
+            error,
+            rounds=tuple(each),
         )
         for case, each, first, error in zip(cases, taken, firsts, errors, strict=True)
     ]

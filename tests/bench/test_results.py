@@ -39,6 +39,27 @@ def test_speed_is_against_the_fastest_baseline_of_the_group():
     assert relative(section(timing("a", 1.0)), timing("a", 1.0)) is None
 
 
+def rounds(name, *seconds, work=1.0):
+    low, median, high = min(seconds), sorted(seconds)[len(seconds) // 2], max(seconds)
+    return Timing("g", name, median, low, high, 1.0, work, None, None, rounds=seconds)
+
+
+def test_a_machine_that_slows_down_slows_both():
+    """Medians of times would be 4 and 3."""
+    found = section(rounds("base", 2.0, 4.0, 8.0), rounds("a", 1.0, 3.0, 4.0))
+    assert relative(found, found.timings[1]) == 2.0
+    assert relative(found, found.timings[0]) == 1.0
+    (table,) = tables([found])
+    assert table.lines == [["base", "4 s x 1.00 ±75%"], ["a", "3 s x 0.50 ±25%"]]
+
+
+def test_rates_are_against_the_work_of_the_baseline():
+    found = section(rounds("base", 2.0, 4.0, 8.0, work=10), rounds("a", 1.0, 3.0, 4.0, work=20), unit="tokens")
+    assert relative(found, found.timings[1]) == 4.0
+    (table,) = tables([found])
+    assert table.lines[1] == ["a", "7/s x 4.00 ±17%"]
+
+
 def test_the_least_times_have_a_ratio_of_their_own():
     found = section(timing("base", 2.0, low=1.0), timing("a", 4.0, low=0.5))
     assert relative(found, found.timings[1]) == 0.5
@@ -75,15 +96,16 @@ def test_memory_has_a_table_of_its_own():
 
 def test_a_table_says_how_it_is_read():
     (table,) = tables([Section("some", ("base",), [timing("base", 1.0)], "tokens")])
-    assert table.note.startswith("Work a second; x: in multiples of that of base. ±: half of")
+    assert table.note.startswith("Work a second; x: in multiples of that of base. Multiples are medians of")
 
 
 def test_markdown_holds_every_line():
     text = markdown(list(tables([section(timing("base", 1.0))])), ["signature"], "attnbench speed ops")
     assert text.splitlines() == [
         "`attnbench speed ops`", "", "- signature", "", "## some", "",
-        "Time of a call; x: in multiples of that of the faster of base and other. ±: half of what lies between the "
-        "least and the most time of a round, in parts of the median.", "", "|  | g |", "| --- | --- |",
+        "Time of a call; x: in multiples of that of the faster of base and other. Multiples are medians of those of "
+        "single rounds. ±: half of what lies between the least and the most of them, in parts of the median; where the "
+        "multiple is that of a thing to itself, of its times.", "", "|  | g |", "| --- | --- |",
         "| base | 1 s x 1.00 |",
     ]  # fmt: skip
 

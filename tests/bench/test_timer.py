@@ -27,6 +27,7 @@ def test_medians_and_spread(monkeypatch):
     (timing,) = measure([Case("g", "a", lambda: None, work=10)], rounds=3, chunk=0.1, device=CPU)
     assert (timing.first, timing.low, timing.median, timing.high) == (9.0, 2.0, 3.0, 7.0)
     assert timing.rate == pytest.approx(10 / 3)
+    assert timing.rounds == (3.0, 2.0, 7.0)
 
 
 def test_short_cases_are_called_often_and_long_ones_once():
