@@ -7,7 +7,7 @@ counts the attended positions of a row far from both ends, at the ends rows are 
 from __future__ import annotations
 
 import functools
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from jaxtyping import Int
 from pydantic import Field
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attnbench.attention.patterns.base import Extent, Layout, PatternSpec, hashable
 from attnbench.attention.types import MaskMod, Role
+from attnbench.core.inherit import is_outdated
 
 
 class FixedSpec(PatternSpec):
@@ -26,6 +27,11 @@ class FixedSpec(PatternSpec):
 
     n: int | None = Field(default=None, ge=1)
     """Attended positions of a row that is far from both ends."""
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        if is_outdated(cls, "extent", "near") and is_outdated(cls, "layout", "near"):
+            cls._lies_anywhere()
 
     @classmethod
     def from_budget(cls, n: int, role: Role) -> Self | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, NamedTuple, Protocol, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from attnbench.attention.types import ROLES, MaskMod, Positions, Role
+from attnbench.core.inherit import is_outdated
 from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec
 
@@ -61,6 +62,16 @@ class PatternSpec(Spec):
     sparse: ClassVar[bool] = False
     """True: it has a `layout`, and so costs no more than the keys that rows look at."""
     paper: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        if is_outdated(cls, "layout", "mask_mod"):
+            cls._lies_anywhere()
+
+    @classmethod
+    def _lies_anywhere(cls) -> None:
+        """Where a parent's layout says nothing of this one's rule."""
+        cls.layout, cls.sparse = PatternSpec.layout, False
 
     def mask_mod(
         self, role: Role, layer: int = 0, *, lengths: Int[Tensor, "B"] | None = None, seed: int = 0

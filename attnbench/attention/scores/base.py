@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnbench.attention.types import Dims
+from attnbench.core.inherit import is_outdated
 from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec
 
@@ -21,8 +22,16 @@ class Score(nn.Module, ABC):
         super().__init__()
         self.key_width = dims.key_width
         """Width of what `keys` returns."""
-        self.scale: float | None = None
-        """What products of queries and keys are multiplied by, where the score is nothing else."""
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        if is_outdated(cls, "scale", "forward"):
+            cls.scale = Score.scale  # pyright: ignore[reportAttributeAccessIssue] - a parent's kernel does not score as this one does
+
+    @property
+    def scale(self) -> float | None:
+        """What products of queries and keys are multiplied by, where the score is nothing else; else None."""
+        return None
 
     def keys(self, states: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H K E2"]:
         """The keys as `forward` wants them."""

@@ -25,9 +25,9 @@ def scaled_dot(query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) 
 class Dot(Score):
     """See `dot`."""
 
-    def __init__(self, dims: Dims) -> None:
-        super().__init__(dims)
-        self.scale = 1.0
+    @property
+    def scale(self) -> float:
+        return 1.0
 
     def forward(
         self, query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"], feature: Tensor | None = None
@@ -40,7 +40,11 @@ class ScaledDot(Score):
 
     def __init__(self, dims: Dims) -> None:
         super().__init__(dims)
-        self.scale = dims.query_width**-0.5
+        self._scale = dims.query_width**-0.5
+
+    @property
+    def scale(self) -> float:
+        return self._scale
 
     def forward(
         self, query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"], feature: Tensor | None = None

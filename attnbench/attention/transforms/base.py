@@ -20,6 +20,7 @@ from torch import Tensor
 
 from attnbench.attention.patterns.base import PatternSpec
 from attnbench.attention.types import ROLES, Dims, Role
+from attnbench.core.inherit import is_outdated
 from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec
 
@@ -70,7 +71,7 @@ class TransformSpec(Spec):
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
-        if "build" in vars(cls) and "fused" not in vars(cls):
+        if is_outdated(cls, "fused", "build"):
             cls.fused = TransformSpec.fused  # a parent's kernel does not make what this one builds
 
     @property

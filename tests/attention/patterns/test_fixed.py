@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from attnbench.attention import build_pattern
-from attnbench.attention.patterns.base import dense
+from attnbench.attention.patterns.base import Extent, Layout, dense
 from attnbench.attention.patterns.window import WindowSpec
-from attnbench.attention.types import Positions
+from attnbench.attention.types import MaskMod, Positions, Role
 
 LONGEST, MOST = 70, 40
 Said = Callable[[int, int, int, bool], bool]
@@ -107,3 +109,38 @@ def test_a_dilation_of_one_is_the_window():
             build_pattern("dilated", n=5, dilation=1).dense(30, 30, role),
             build_pattern("window", n=5).dense(30, 30, role),
         )
+
+
+class _Farther(WindowSpec):
+    kind: Literal["farther"] = "farther"
+
+    def near(self, q: Tensor, k: Tensor, n: int, *, causal: bool) -> Tensor:
+        return (k - q).abs() <= 2 * n
+
+
+class _Everywhere(WindowSpec):
+    kind: Literal["everywhere"] = "everywhere"
+
+    def mask_mod(self, role: Role, layer: int = 0, **others: object) -> MaskMod:
+        return lambda b, h, q, k: k > -1
+
+
+class _Elsewhere(_Farther):
+    kind: Literal["elsewhere"] = "elsewhere"
+
+    def layout(self, role: Role, layer: int = 0, **others: object) -> Layout:
+        return Layout(self.mask_mod(role, layer), Extent(-4, 4))
+
+
+@pytest.mark.parametrize("spec", [_Farther, _Everywhere])
+def test_where_keys_of_a_parent_lie_does_not_hold_of_another_rule(spec):
+    """Else keys farther away would be left out, and nothing said."""
+    assert not spec.sparse
+    assert spec(n=2).layout("encoder_self") is None
+    assert WindowSpec.sparse
+
+
+def test_a_layout_of_ones_own_is_kept():
+    layout = _Elsewhere(n=2).layout("encoder_self")
+    assert layout is not None
+    assert layout.extent == Extent(-4, 4)
