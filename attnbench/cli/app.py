@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 import re
 import sys
@@ -102,6 +103,9 @@ for name, command in {
 
 def main() -> None:
     """Entry point."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, io.StringIO())
     try:
         app(prog_name="attnbench")
     except KeyboardInterrupt:  # before a command began

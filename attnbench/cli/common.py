@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -36,6 +37,8 @@ GoldFirst = Annotated[int, typer.Option("--gold-first", help="Number of the firs
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 RUNS = Path("runs")
+_WIDEST = 1000
+"""Columns of a table off a terminal, where none is cut."""
 
 
 def console() -> Console:
@@ -52,8 +55,12 @@ def _console(*, stderr: bool) -> Console:
     from rich.console import Console
 
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    stream = sys.stderr if stderr else sys.stdout
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")  # a terminal of another encoding shows ? for a sign that it has not
+    narrow = stream.isatty() or "COLUMNS" in os.environ
     return Console(
-        stderr=stderr, no_color=plain, highlight=False, soft_wrap=not (sys.stderr if stderr else sys.stdout).isatty()
+        stderr=stderr, no_color=plain, highlight=False, soft_wrap=not stream.isatty(), width=None if narrow else _WIDEST
     )
 
 
@@ -65,7 +72,8 @@ def show_scores(scores: Mapping[str, float | None]) -> None:
 
 def emit_json(value: Any) -> None:
     """The one JSON document of a --json run."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    plain = "utf" not in (sys.stdout.encoding or "").lower()
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=plain) + "\n")
 
 
 def set_up_logging(*, quiet: bool, verbose: bool) -> None:

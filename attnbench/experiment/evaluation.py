@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ def load_trained(
         raise SpecError(f"{folder}: this is no cell; name a folder below runs/<name>/cells/{_cells(folder)}")
     document = read_document(folder / "spec.yaml")
     for override in overrides:
+        _require_effect(override)
         document = override_document(document, override)
     try:
         spec = CellSpec.model_validate(document.raw)
@@ -70,6 +72,16 @@ def load_trained(
         raise SpecError(f"{said}: makes another model than was trained; leave out what changes it") from None
     model.eval()
     return Trained(spec, spec.task.bind(), spec.task.open(at), model, steps)
+
+
+def _require_effect(override: str) -> None:
+    """Raise SpecError for what a trained cell no longer looks at: its training, and what its sites had in common."""
+    path = override.partition("=")[0].strip()
+    if path == "seed" or (path.startswith("train.") and path != "train.average"):
+        raise SpecError(f"--set {override}: changes nothing, the cell is trained; leave it out")
+    if f"{path}.".startswith("model.attention.default."):
+        site = path.replace("default", "cross", 1)
+        raise SpecError(f"--set {override}: each site of a cell stands for itself; name the sites, like {site}=...")
 
 
 def _part(override: str) -> str:
@@ -117,8 +129,12 @@ def _evaluated(result: Path) -> list[int]:
 
 
 def _best(checkpoints: Path, newest: int) -> int:
-    state = torch.load(checkpoints / f"step-{newest}" / "state.pt", map_location="cpu", weights_only=True)
-    return state["train"]["best_step"] or newest
+    path = checkpoints / f"step-{newest}" / "state.pt"
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        return state["train"]["best_step"] or newest
+    except (EOFError, RuntimeError, KeyError, TypeError, UnpicklingError) as error:
+        raise DataError(f"{path} is damaged ({error}); choose a checkpoint with --step, or train on") from None
 
 
 def score_split(trained: Trained, split: str) -> Metrics:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,6 +57,10 @@ class Experiment:
         return self.name.rsplit("/", 1)[-1]
 
 
+Given = tuple[YamlPath, int | str]
+"""A path of a spec, and the line or the option that gave it."""
+
+
 def expand(document: Document, *, seeds: Sequence[int] = ()) -> Experiment:
     """Every cell of the document's grid, in the order written, each validated.
 
@@ -72,12 +76,16 @@ def expand(document: Document, *, seeds: Sequence[int] = ()) -> Experiment:
             where = document.at("grid", "more_seeds", label)
             raise SpecError(f"{where}: grid.more_seeds: {unknown('label', label, sorted(named))}")
     cells: list[Cell] = []
+    heeded: set[Given] = set()
     for combination in itertools.product(*(values for _, values in axes)):
         picks = [(path, index, value) for (path, _), (index, value) in zip(axes, combination, strict=True)]
         labels = [str(label_of(value)) for _, _, value in picks]
         own = next((header.grid.more_seeds[label] for label in labels if label in header.grid.more_seeds), chosen)
         for seed in chosen if seeds else own:
-            cells.append(_cell(base, picks, seed, document))
+            cell, origins = _cell(base, picks, seed, document)
+            cells.append(cell)
+            heeded |= origins
+    _require_heeded(document, heeded)
     twins: dict[str, Cell] = {}
     for cell in cells:
         twin = twins.setdefault(cell.digest, cell)
@@ -85,6 +93,16 @@ def expand(document: Document, *, seeds: Sequence[int] = ()) -> Experiment:
             where = document.at("grid", "axes")
             raise SpecError(f"{where}: grid.axes: two cells are the same run: '{cell.label}', seed {cell.seed}")
     return Experiment(header.name, _table(header, cells, document), tuple(cells), document)
+
+
+def _require_heeded(document: Document, heeded: Set[Given]) -> None:
+    """Raise SpecError for a `--set` of which no cell keeps anything."""
+    for path, origin in document.lines.items():
+        if not str(origin).startswith(f"--set {'.'.join(map(str, path))}=") or (path, origin) in heeded:
+            continue
+        if path[0] in CellSpec.model_fields:
+            mend = "name seeds with --seeds" if path == ("seed",) else "change the axis, or leave it out"
+            raise SpecError(f"{origin}: changes nothing, every cell of the grid has its own; {mend}")
 
 
 def _table(header: Header, cells: Sequence[Cell], document: Document) -> TableSpec:
@@ -126,12 +144,17 @@ def _labels(axes: Mapping[str, list[Any]], document: Document) -> set[str]:
     return named
 
 
-def _cell(base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None, document: Document) -> Cell:
+def _cell(
+    base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None, document: Document
+) -> tuple[Cell, set[Given]]:
+    """The cell, and what of it was given where."""
     raw = copy.deepcopy(base)
     lines = dict(document.lines)
     axes: dict[str, str | int | float | bool | None] = {}
-    labels = []
+    labels, origins = [], set[Given]()
     for path, index, value in picks:
+        if isinstance(document.lines.get(("grid", "axes", path)), str):
+            origins |= set(lines.items())  # who names an axis on the command line knows what it lays over
         label = label_of(value)
         content = {key: item for key, item in value.items() if key != "label"} if isinstance(value, Mapping) else value
         entry, target = ("grid", "axes", path, index), () if path == WHOLE_CELL else tuple(path.split("."))
@@ -146,12 +169,13 @@ def _cell(base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None, do
         labels.append(str(label) if speaks_for_itself(value) else f"{path.rsplit('.', 1)[-1]}-{label}")
     if seed is not None:
         raw["seed"] = seed
+        lines.pop(("seed",), None)
     try:
         spec = CellSpec.model_validate(raw)
     except ValidationError as error:
         fault = spec_error(error, document.source, lines)
         raise SpecError(f"{fault}{_mend(base, picks, seed, document)}") from None
-    return Cell(" ".join(labels) or "run", spec.seed, axes, spec, spec.digest())
+    return Cell(" ".join(labels) or "run", spec.seed, axes, spec, spec.digest()), origins | set(lines.items())
 
 
 def _mend(base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None, document: Document) -> str:

@@ -187,6 +187,8 @@ def main() -> None:
     if options.memory_of:
         return memory_of(options.memory_of[0], int(options.memory_of[1]))
     lengths = [length for length in LENGTHS if length <= options.longest]
+    if len(lengths) < 2:
+        parser.error(f"--longest {options.longest}: a slope needs two lengths; {LENGTHS[1]} is the least")
     difference = same_as_definition()
     print(f"largest difference from the definition: {difference:.1e}", file=sys.stderr)
     if difference > 1e-4:

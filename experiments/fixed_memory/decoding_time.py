@@ -27,13 +27,13 @@ from attnbench.core.files import write_atomic, write_json
 from attnbench.data.special import BOS, EOS, PAD, SPECIALS
 from attnbench.experiment.environment import environment
 from attnbench.models.base import Seq2SeqModel, Sizes, Source, models
-from attnbench.search.base import Limits, Searcher, searches
+from attnbench.search.base import Searcher, SpecialIds, searches
 from attnbench.train.onednn import use_onednn_float32
 from attnbench.train.runtime import Runtime, keep_freed_memory, use_threads
 
 SYMBOLS, SENTENCES, BEAM = 20, 32, 10
 NO_TOKEN = -1
-LIMITS = Limits(bos=BOS, eos=NO_TOKEN, pad=PAD)
+SPECIAL = SpecialIds(bos=BOS, eos=NO_TOKEN, pad=PAD)
 ATTENTION, MEMORY = "additive attention", "K 32"
 
 
@@ -82,15 +82,15 @@ def measure(length: int, steps: int, rounds: int) -> dict[str, dict[str, Any]]:
     source, whole, some = sources(length), beam(length + 1), beam(steps)
     times: dict[str, dict[str, list[float]]] = {label: {"seconds": [], "ms_per_step": []} for label in built}
     for model in built.values():
-        beam(3)(model, source, LIMITS)
+        beam(3)(model, source, SPECIAL)
     order = list(built)
     for number in range(rounds):
         random.Random(number).shuffle(order)
         for label in order:
             model = built[label]
-            times[label]["seconds"].append(clock(lambda model=model: whole(model, source, LIMITS)))
+            times[label]["seconds"].append(clock(lambda model=model: whole(model, source, SPECIAL)))
             encoding = clock(lambda model=model: model.encode(source))
-            stepping = clock(lambda model=model: some(model, source, LIMITS)) - encoding
+            stepping = clock(lambda model=model: some(model, source, SPECIAL)) - encoding
             times[label]["ms_per_step"].append(1000 * stepping / steps)
     found: dict[str, dict[str, Any]] = {}
     for label, own in times.items():

@@ -191,6 +191,33 @@ def test_a_reader_that_leaves_early_is_no_error():
     process.wait()
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "koi8-r"])
+def test_a_terminal_of_another_encoding(encoding, tmp_path):
+    """Signs that it has not are no end of a command whose work is done."""
+    code = (
+        "from attnbench.cli.common import console, emit_json; "
+        "console().print('1 \u00b1 2'); emit_json({'text': '\u00b1'})"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
+    first, _, rest = done.stdout.decode(encoding).partition("\n")
+    assert first == "1 ? 2"
+    assert json.loads(rest) == {"text": "\u00b1"}
+
+
+def test_a_closed_stdout():
+    command = f'exec "{sys.executable}" -m attnbench list models >&-'
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_off_a_terminal_tables_are_whole(invoke, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    text = invoke("list", "datasets").stdout
+    assert "europarl-ro-en" in text
+    assert "\u2026" not in text
+
+
 def test_an_interrupt_keeps_what_was_reached(tiny, tmp_path):
     """Ctrl-C in the middle of a training: 130, one line, no traceback; the same command goes on from the checkpoint."""
     slow = ["--cell", "budget-1", *map(str, tiny), "--set", "train.max_steps=100000"]

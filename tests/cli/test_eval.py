@@ -92,6 +92,26 @@ def test_what_it_says_of_data_that_are_gone_helps(invoke, cell, tmp_path, monkey
     assert "test/bleu" in invoke("eval", cell).stdout
 
 
+@pytest.mark.parametrize(("override", "words"), [
+    ("seed=4", "changes nothing, the cell is trained"),
+    ("train.max_steps=9", "changes nothing, the cell is trained"),
+    ("model.attention.default.budget=2", "name the sites, like model.attention.cross.budget=..."),
+    ("model.attention.default=softmax", "name the sites, like model.attention.cross=..."),
+])  # fmt: skip
+def test_what_would_change_nothing_is_told(invoke, cell, override, words):
+    assert words in invoke("eval", cell, "--set", override, code=2).stderr
+
+
+@pytest.mark.parametrize("content", [b"", b"PK"])
+def test_a_damaged_state_is_named(invoke, cell, content):
+    (cell / "result.json").unlink()
+    state = max(cell.glob("checkpoints/*/state.pt"), key=lambda path: int(path.parent.name.removeprefix("step-")))
+    state.write_bytes(content)
+    found = invoke("eval", cell, code=4).stderr
+    assert str(state) in found
+    assert "choose a checkpoint with --step" in found
+
+
 @pytest.mark.parametrize("content", ["", "{", "\u00ff"])
 def test_a_damaged_result_is_named(invoke, cell, content):
     (cell / "result.json").write_text(content, encoding="latin-1")

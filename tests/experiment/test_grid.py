@@ -295,6 +295,32 @@ def test_overrides_are_yaml_and_the_last_one_wins(bench: Any):
     assert [cell.seed for cell in cells(bench, some, "grid.axes={train.max_steps: [20, 30]}")] == [1, 4]
 
 
+@pytest.mark.parametrize(
+    ("text", "override", "mend"),
+    [
+        ("grid: {axes: {train.clip: [0.5, 1]}}\n", "train.clip=2", "change the axis"),
+        (
+            "grid: {axes: {model.attention.default.transform: [softmax, sparsemax]}}\n",
+            "model.attention.default.transform.k=4",
+            "the axis",
+        ),
+        ("grid: {axes: {model: [{kind: lstm, width: 8}]}}\n", "model.width=16", "change the axis"),
+        ("grid: {seeds: [1, 2]}\n", "seed=5", "--seeds"),
+    ],
+)
+def test_an_override_that_no_cell_keeps_is_an_error(bench: Any, text: str, override: str, mend: str):
+    (line,) = fault(bench, text, override)
+    assert line.startswith(f"--set {override}: changes nothing")
+    assert mend in line
+
+
+def test_an_override_that_some_cells_keep_is_none(bench: Any):
+    axis = "grid: {axes: {train: [{label: a, clip: 0.5}, {label: b, max_steps: 5}]}}\n"
+    assert [cell.spec.train.clip for cell in cells(bench, axis, "train.clip=2")] == [0.5, 2]
+    assert len(cells(bench, "", "train.clip=3", "grid.axes.train.clip=[0.5, 1]")) == 2  # both are the command line's
+    assert [cell.seed for cell in cells(bench, "", "seed=5")] == [5]
+
+
 def test_one_run_under_one_label_is_refused_twice(bench: Any):
     text = "grid: {axes: {train.clip: [{label: a}, 1]}}\n"
     assert "train.clip" in fault(bench, text)[0]
