@@ -146,7 +146,10 @@ def _content(cell: Cell, settings: Settings) -> str | None:
 
 
 def _made_from(folder: Path) -> str | None:
-    return read_json(folder / "result.json", RUN_AGAIN).get("data", {}).get("content_sha256")
+    result = read_json(folder / "result.json", RUN_AGAIN)
+    if not isinstance(result.get("metrics"), dict):
+        raise AttnbenchError(f"{folder / 'result.json'} is damaged: {RUN_AGAIN}")
+    return result.get("data", {}).get("content_sha256")
 
 
 def prepare_data(cells: Sequence[Cell], settings: Settings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ from attnbench.report.compare import Comparison
 from attnbench.report.layout import View
 from attnbench.report.rank import LEVEL, Ranks
 from attnbench.report.rows import Row
-from attnbench.report.significance import SAMPLES
+from attnbench.report.significance import SAMPLES, has_test
 
 SHOWN = 20
 
@@ -24,6 +25,7 @@ def notes(experiment: Experiment, rows: Sequence[Row], view: View, ranks: Ranks,
     return [
         *_unfinished(experiment.cells),
         *_outcomes(done),
+        *_twins(done),
         *_precisions(done),
         *_unknown(rows, view),
         *_legend(rows, view, ranks),
@@ -60,6 +62,18 @@ def _outcomes(done: Sequence[Cell]) -> list[str]:
     return [*lines, *([f"stopped early, by patience: {early} of {len(done)} cells"] if early else [])]
 
 
+def _twins(done: Sequence[Cell]) -> list[str]:
+    """Rows that are one run: what tells them apart reaches nothing in these cells."""
+    labels: dict[tuple[str, int], list[str]] = {}
+    for cell in done:
+        if cell.digest:
+            labels.setdefault((cell.digest, cell.seed), []).append(cell.label)
+    same = dict.fromkeys(tuple(dict.fromkeys(each)) for each in labels.values())
+    shown = [" = ".join(each) for each in same if len(each) > 1]
+    shown = [*shown[:SHOWN], *([f"{len(shown) - SHOWN} more"] if len(shown) > SHOWN else [])]
+    return [f"the same run, under several labels: {'; '.join(shown)}"] if shown else []
+
+
 def _precisions(done: Sequence[Cell]) -> list[str]:
     """Which cells were trained, in part at least, on a device without instructions for what their spec asks for."""
     other = [
@@ -87,7 +101,9 @@ def _unknown(rows: Sequence[Row], view: View) -> list[str]:
     known = {name for row in rows for name in row.stats}
     scores = ", ".join(sorted(name for name in known if names.higher_is_better(name) is not None))
     absent = [name for name in dict.fromkeys((*view.values, *view.extra)) if name not in known]
-    return [f"no cell has measured {name} (measured: {scores})" for name in absent if known]
+    near = {name: difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.7) for name in absent}
+    hints = {name: f"; did you mean {found[0]}?" if found else "" for name, found in near.items()}
+    return [f"no cell has measured {name}{hints[name]} (measured: {scores})" for name in absent if known]
 
 
 def _legend(rows: Sequence[Row], view: View, ranks: Ranks) -> list[str]:
@@ -109,12 +125,11 @@ def _legend(rows: Sequence[Row], view: View, ranks: Ranks) -> list[str]:
 
 
 def _untested(ranks: Ranks) -> list[str]:
-    """Rows without a mark that no test has found worse than the best, where others of the column were tested."""
-    tested = {metric for (_, metric), rank in ranks.items() if rank.p is not None}
+    """Rows without a mark that no test has found worse than the best."""
     left = [
         f"{label} ({names.title(metric)})"
         for (label, metric), rank in ranks.items()
-        if metric in tested and rank.kind == "worse" and rank.p is None
+        if has_test(metric) and rank.kind == "worse" and rank.p is None
     ]
     shown = [*left[:SHOWN], *([f"{len(left) - SHOWN} more"] if len(left) > SHOWN else [])]
     return (

@@ -25,6 +25,12 @@ _KINDS: dict[tuple[str, str], Kind] = {
 }
 
 
+def has_test(metric: str) -> bool:
+    """Whether rows are tested on it, where the lines are at hand that give it."""
+    name = metric.partition("/")[2]
+    return name in COUNTED or name.removeprefix("d_").startswith("bleu")  # a line of a document task is a document
+
+
 class PairedTests:
     """p of the paired bootstrap between two rows, over the sentences of their common seeds.
 
@@ -42,8 +48,9 @@ class PairedTests:
         """None for a metric that has no test, and where the saved lines are not those that gave the scores."""
         split, _, name = metric.partition("/")
         signature = next((cell.signatures[metric] for cell in best.done if metric in cell.signatures), "")
-        tested = name.removeprefix("d_").startswith("bleu")  # a line of a document task is a document
-        kind = _KINDS.get((_part(signature, "tok"), _part(signature, "case"))) if tested else None
+        if not has_test(metric):
+            return None
+        kind = _KINDS.get((_part(signature, "tok"), _part(signature, "case"))) if name not in COUNTED else None
         if kind is None and name not in COUNTED:
             return None
         pairs = _pairs(best, other)

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from attnbench.cli import common
-from attnbench.core.errors import DataError, SpecError
+from attnbench.core.errors import AttnbenchError, DataError, SpecError
 from attnbench.experiment import executor, session
 from attnbench.experiment.executor import Outcome
 from attnbench.experiment.grid import Cell
@@ -249,3 +249,12 @@ def test_outcomes_come_as_cells_end(bench: Any, ran: list[Cell]):
     assert isinstance(first, Outcome)
     assert len(ran) == 1
     assert len(list(outcomes)) == 1
+
+
+@pytest.mark.parametrize("content", ["{}", '{"metrics": 3}'])
+def test_a_result_without_scores_is_damaged_not_done(bench: Any, ran: list[Cell], content: str):
+    experiment = bench.experiment()
+    bench.run(experiment)
+    (bench.cell(experiment, 0) / "result.json").write_text(content)
+    with pytest.raises(AttnbenchError, match=r"result\.json is damaged"):
+        bench.run(experiment)

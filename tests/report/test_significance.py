@@ -194,3 +194,11 @@ def test_repetitions_are_tested_on_their_saved_counts(counted):
 def test_no_test_of_counts_that_do_not_give_the_score(counted, damage):
     (counted.root / "cells/much-s1/hyps/test.rep.txt").write_text(damage)
     assert p(counted.root, "much", "test/rep") is None
+
+
+def test_where_nothing_could_be_tested_that_is_told(run):
+    for path in run.root.glob("cells/*/hyps"):
+        shutil.rmtree(path)
+    page = render(run.root, "md")
+    assert "not tested, for want of common seeds or of saved lines" in page
+    assert "near (test BLEU)" in page

@@ -34,6 +34,7 @@ GOLDEN_LIST = """\
 - failed: topk-8, seed 3: the loss is NaN at step 30 (encoder.0.self)
 - not done yet, of 7 cells: 1 queued
 - mean ± sample standard deviation (seeds); bold: best
+- not tested, for want of common seeds or of saved lines that give the scores: topk-8 (test BLEU)
 - test BLEU: nrefs:1\\|case:lc\\|eff:no\\|tok:none\\|smooth:none\\|version:2.6.0
 - attended: positions with weight above 0, mean over the queries of 256 sentences
 - paper: A paper (2020); table 1
@@ -376,3 +377,24 @@ def test_programs_read_what_diverged(broken: Path):
     )
     assert table["budget-2"]["outcome"].startswith("diverged at step 30, in epoch 1")
     assert table["budget-2"]["test/bleu"] == ""
+
+
+def test_a_metric_that_is_misspelt_is_told_with_the_nearest(run_folder):
+    run = run_folder()
+    run.add("a", 1, 30.0, metrics={"attended/cross": 9.0})
+    text = render(run.grid({"value": ["test/blue"], "extra": ["attendd/cross"]}), "md")
+    assert "no cell has measured test/blue; did you mean test/bleu?" in text
+    assert "no cell has measured attendd/cross; did you mean attended/cross?" in text
+
+
+def test_rows_that_are_one_run_are_told(run_folder):
+    run = run_folder()
+    for label in ("budget-2 cross", "budget-8 cross", "budget-8 all"):
+        folder = run.add(label, 1, 30.0)
+        if label == "budget-8 cross":
+            run.cells[-1]["digest"] = run.cells[0]["digest"]
+            result = json.loads((folder / "result.json").read_text())
+            (folder / "result.json").write_text(json.dumps({**result, "digest": run.cells[0]["digest"]}))
+    text = render(run.grid(), "md")
+    assert "the same run, under several labels: budget-2 cross = budget-8 cross" in text
+    assert "budget-8 all;" not in text
