@@ -101,7 +101,7 @@ def _unknown(rows: Sequence[Row], view: View) -> list[str]:
     known = {name for row in rows for name in row.stats}
     scores = ", ".join(sorted(name for name in known if names.higher_is_better(name) is not None))
     absent = [name for name in dict.fromkeys((*view.values, *view.extra)) if name not in known]
-    near = {name: difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.7) for name in absent}
+    near = {name: difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8) for name in absent}
     hints = {name: f"; did you mean {found[0]}?" if found else "" for name, found in near.items()}
     return [f"no cell has measured {name}{hints[name]} (measured: {scores})" for name in absent if known]
 
