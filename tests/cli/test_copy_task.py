@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,21 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_without_a_spec_it_ends_in_the_papers_table(invoke):
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kept") / "runs"
+
+
+@pytest.fixture
+def finished(invoke, empty_folder: None, kept: Path) -> None:
+    """Trained models, which are trained once, and copied."""
+    if not kept.exists():
+        invoke("copy-task", *TINY)
+        shutil.copytree("runs", kept)
+    shutil.copytree(kept, "runs", dirs_exist_ok=True)
+
+
+def test_without_a_spec_it_ends_in_the_papers_table(invoke, finished):
     result = invoke("copy-task", *TINY)
     for heading in ("valid BLEU", "valid exact match", "s/epoch", "best", "epoch", "parameters"):
         assert heading in result.stdout, heading
@@ -30,7 +45,7 @@ def test_without_a_spec_it_ends_in_the_papers_table(invoke):
     assert "train s/epoch | best epoch | train epochs | parameters |" in text
 
 
-def test_the_curves_are_json_lines(invoke):
+def test_the_curves_are_json_lines(invoke, finished):
     content = json.loads(invoke("copy-task", *TINY, "--json").stdout)
     assert set(content["results"]) == {"Small", "Wide"}
     for cell in Path("runs/copy/cells").iterdir():
@@ -52,8 +67,7 @@ def test_a_spec_of_ones_own_with_seeds(invoke):
     assert not Path("runs").exists()
 
 
-def test_finished_models_are_kept(invoke):
-    invoke("copy-task", *TINY)
+def test_finished_models_are_kept(invoke, finished):
     assert "2 of 2 cells are done already" in invoke("copy-task", *TINY).stderr
 
 
