@@ -32,7 +32,7 @@ class Recipe(Spec):
     """Lower-case both sides after tokenisation."""
     max_length: int | None = Field(default=None, ge=1)
     """Training pairs with more words than this on a side are left out (counted before subwords)."""
-    max_ratio: float | None = Field(default=None, ge=1)
+    max_ratio: float | None = Field(default=None, ge=1, allow_inf_nan=False)
     """Training pairs are left out when one side has more than this many times the words of the other."""
     empty: Literal["error", "drop", "keep"] = "drop"
     """What to do with a pair that has an empty side; keep is for generated text, in which nothing is a sentence too."""

@@ -43,9 +43,9 @@ ScheduleField = Annotated[ScheduleSpec, Family(lambda: schedules)]
 class _AdamFields(OptimizerSpec):
     betas: list[float] = Field(default_factory=lambda: [0.9, 0.98])
     """Decay of the first and second moment."""
-    eps: float = Field(default=1e-9, gt=0)
+    eps: float = Field(default=1e-9, gt=0, allow_inf_nan=False)
     """Added to the root of the second moment."""
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Adam: added to the gradient. AdamW: taken from the weights."""
 
     @field_validator("betas")
@@ -87,7 +87,7 @@ class SgdSpec(OptimizerSpec):
     kind: Literal["sgd"] = "sgd"
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """Share of the last step in the next."""
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Added to the gradient."""
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -99,7 +99,7 @@ class ConstantSpec(ScheduleSpec):
     """The same learning rate throughout, after a linear warm-up if any."""
 
     kind: Literal["constant"] = "constant"
-    lr: float = Field(default=1e-3, gt=0)
+    lr: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
     """Learning rate."""
     warmup: int = Field(default=0, ge=0)
     """Updates of linear warm-up."""
@@ -113,13 +113,13 @@ class InverseSqrtSpec(ScheduleSpec):
     """Linear warm-up from `start` to `lr`, then `lr * sqrt(warmup / step)`, never below `minimum` after it."""
 
     kind: Literal["inverse_sqrt"] = "inverse_sqrt"
-    lr: float = Field(default=5e-4, gt=0)
+    lr: float = Field(default=5e-4, gt=0, allow_inf_nan=False)
     """Learning rate at the end of the warm-up."""
     warmup: int = Field(default=4000, ge=1)
     """Updates of linear warm-up."""
-    start: float = Field(default=1e-7, ge=0)
+    start: float = Field(default=1e-7, ge=0, allow_inf_nan=False)
     """Learning rate at update 0."""
-    minimum: float = Field(default=0.0, ge=0)
+    minimum: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Floor of the decay."""
 
     def rate(self, step: int, width: int) -> float:
@@ -133,7 +133,7 @@ class StairsSpec(ScheduleSpec):
     """The same learning rate for `first` updates, then `factor` times it for each `every` updates more (Luong 2015)."""
 
     kind: Literal["stairs"] = "stairs"
-    lr: float = Field(default=1.0, gt=0)
+    lr: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Learning rate at the beginning."""
     first: int = Field(ge=1)
     """Updates at that rate."""
@@ -147,13 +147,13 @@ class StairsSpec(ScheduleSpec):
 
 
 class _DecayFields(ScheduleSpec):
-    lr: float = Field(default=5e-4, gt=0)
+    lr: float = Field(default=5e-4, gt=0, allow_inf_nan=False)
     """Learning rate at the end of the warm-up."""
     warmup: int = Field(default=0, ge=0)
     """Updates of linear warm-up."""
     steps: int = Field(ge=1)
     """The update at which the rate comes to `minimum`, where it stays."""
-    minimum: float = Field(default=0.0, ge=0)
+    minimum: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Learning rate at the end."""
 
     @model_validator(mode="after")
@@ -200,7 +200,7 @@ class NoamSpec(ScheduleSpec):
     """`scale * D^-0.5 * min(step^-0.5, step * warmup^-1.5)` (Vaswani et al. 2017, eq. 3)."""
 
     kind: Literal["noam"] = "noam"
-    scale: float = Field(default=1.0, gt=0)
+    scale: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Factor on the whole rule; tensor2tensor's transformer_base has 2."""
     warmup: int = Field(default=4000, ge=1)
     """Updates of linear warm-up."""

@@ -21,7 +21,7 @@ class TrainSpec(Spec):
     """Most padded tokens a side in one batch."""
     accumulate: int = Field(default=1, ge=1)
     """Batches whose gradients make one update."""
-    clip: float = Field(default=0.0, ge=0)
+    clip: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Largest norm of the gradient; 0 leaves it alone."""
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
     """Probability spread over the whole vocabulary."""

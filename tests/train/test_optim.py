@@ -154,3 +154,11 @@ def test_gradient_descent(momentum: float):
         buffer = momentum * buffer + gradient + 0.1 * expected
         expected = expected - 0.25 * buffer
     torch.testing.assert_close(weight.detach(), expected)
+
+
+@pytest.mark.parametrize("kind", schedules.kinds())
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_rate_is_a_number(kind, value):
+    field = "scale" if kind == "noam" else "lr"
+    with pytest.raises(ValidationError, match=field):
+        schedules.parse({"kind": kind, field: value})
