@@ -65,6 +65,7 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
     twins = [cell for cell in cells if cell not in done and cell not in pending]
     prepare_data([cell for cell in pending if not _prepared(cell, settings)], settings)
     write_grid(root, experiment, command)
+    written = (root / "grid.json").read_bytes()
     if settings.jobs > 1 and len(pending) > 1 and any(cell.spec.timing for cell in pending):
         log.warning("decoding is timed while other cells run beside it (--jobs %d): the seconds are theirs too; "
                     "compare them from --jobs 1", settings.jobs)  # fmt: skip
@@ -80,6 +81,10 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
                     if outcome.error is None:
                         adopt(root, twin, [root])
                     yield Outcome(twin, outcome.error)
+    if (root / "grid.json").read_bytes() != written:
+        log.warning("%s: another command has put its table there meanwhile; this one's takes its place again, and the "
+                    "cells of both stay: give each a name of its own", root)  # fmt: skip
+        write_grid(root, experiment, command)
 
 
 @contextmanager

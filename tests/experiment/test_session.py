@@ -258,3 +258,15 @@ def test_a_result_without_scores_is_damaged_not_done(bench: Any, ran: list[Cell]
     (bench.cell(experiment, 0) / "result.json").write_text(content)
     with pytest.raises(AttnbenchError, match=r"result\.json is damaged"):
         bench.run(experiment)
+
+
+def test_a_table_that_another_command_puts_there_meanwhile_is_not_taken_for_ours(bench: Any, ran: list[Cell], caplog):
+    ours = bench.experiment({"grid": {"axes": {"model.attention.default.budget": [1, 2]}}})
+    theirs = bench.experiment({"grid": {"axes": {"model.attention.default.budget": [4]}}})
+    for place, _ in enumerate(run_grid(ours, bench.settings(), "ours")):
+        if place == 0:
+            bench.run(theirs)
+    found = collect(bench.runs / "tiny")
+    assert [cell.label for cell in found.cells] == ["budget-1", "budget-2"]
+    assert "another command has put its table there" in caplog.text
+    assert len(list((bench.runs / "tiny" / "cells").iterdir())) == 3
