@@ -22,8 +22,9 @@ def prepare(
     as_json: common.Json = False,
 ) -> None:
     """Prepare a corpus by its usual recipe, or as a spec says, and print its folder. What is prepared already is left
-    alone; --from with other files than it was prepared from is an error. Files of your own are looked for in the
-    working directory, or in --from.
+    alone; --from with other files than a released corpus was prepared from is an error. Files of your own are looked
+    for in the working directory, or in --from, and are prepared again where they have changed: texts of the same
+    names take each other's place, unless ATTNBENCH_CACHE names another folder.
 
     Example: attnbench prepare multi30k-de-en --from ~/multi30k
 
