@@ -34,11 +34,22 @@ def unpack(path: Path, into: Path) -> Path:
             if path.name.endswith(".zip"):
                 _unzip(path, work)
             else:
-                with tarfile.open(path) as archive:
-                    archive.extractall(work, filter="data")
-    except (tarfile.FilterError, tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError) as error:
+                _untar(path, work)
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError) as error:
         raise DataError(f"{path}: damaged or unsafe archive ({error}); delete it and fetch it again") from None
     return folder
+
+
+def _untar(path: Path, folder: Path) -> None:
+    with tarfile.open(path) as archive:
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(folder, filter="data")
+            return
+        for member in archive:  # Python before 3.11.4, as Debian 12 has it, cannot tell which links are safe
+            name = PurePosixPath(member.name)
+            if not (member.isfile() or member.isdir()) or name.is_absolute() or ".." in name.parts:
+                raise tarfile.TarError(f"member '{member.name}' is a link, or lies outside the archive")
+            archive.extract(member, folder, set_attrs=False)
 
 
 def _unzip(path: Path, folder: Path) -> None:

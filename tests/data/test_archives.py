@@ -24,6 +24,13 @@ def tar(path: Path, *members: tuple[str, bytes], link: str | None = None) -> Pat
     return path
 
 
+@pytest.fixture(autouse=True, params=["filter", "without"])
+def _both(request, monkeypatch) -> None:
+    """Python before 3.11.4 has no filter."""
+    if request.param == "without":
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+
+
 def test_nested_members_come_out_once(tmp_path: Path) -> None:
     path = tar(tmp_path / "a.tgz", ("de-en/train.de", b"eins\n"))
     folder = unpack(path, tmp_path / "raw")
