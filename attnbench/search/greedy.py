@@ -46,9 +46,8 @@ class Greedy:
             logits, state = model.step(memory, state, last)
             best, token = top_tokens(logits, 1, (special.pad, special.bos))
             last, best = token[:, 0], best[:, 0]
-            some = (
-                slice(None) if len(active) == rows else active
-            )  # a step of one source spends a fifth less here with a slice
+            # with a slice a step of one source spends a fifth less here
+            some = slice(None) if len(active) == rows else active
             tokens[some, step] = last
             log_prob[some] += best
             done = (last == special.eos) | (best == -torch.inf)

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attnbench.core import native
-from attnbench.core.once import once_differentiable
+from attnbench.core.derivatives import once_differentiable
 
 _SOURCE = Path(__file__).with_name("_loss.cpp")
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}

@@ -16,8 +16,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnbench.attention.transforms.base import Fused, FusedKind
+from attnbench.core.derivatives import once_differentiable
 from attnbench.core.errors import MissingExtraError
-from attnbench.core.once import once_differentiable
 
 WIDEST = 128
 """The widest head: of queries and keys, and of values."""

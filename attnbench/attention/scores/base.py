@@ -26,7 +26,8 @@ class Score(nn.Module, ABC):
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
         if is_outdated(cls, "scale", "forward"):
-            cls.scale = Score.scale  # pyright: ignore[reportAttributeAccessIssue] - a parent's kernel does not score as this one does
+            # a parent's kernel does not score as this one does
+            cls.scale = Score.scale  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def scale(self) -> float | None:

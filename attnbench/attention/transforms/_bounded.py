@@ -24,7 +24,7 @@ from attnbench.attention.transforms._bounded_rows import BoundedKind
 from attnbench.attention.transforms._simplex import check_mask, heed, mask
 from attnbench.attention.transforms.base import TransformSpec, widen
 from attnbench.attention.types import Role
-from attnbench.core.once import once_differentiable
+from attnbench.core.derivatives import once_differentiable
 
 OnInfeasible = Literal["raise", "saturate"]
 

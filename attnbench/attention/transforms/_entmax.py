@@ -28,7 +28,7 @@ from attnbench.attention.transforms._simplex import (
     spoil,
 )
 from attnbench.attention.transforms.base import Fused
-from attnbench.core.once import once_differentiable
+from attnbench.core.derivatives import once_differentiable
 
 SOFTMAX_BELOW = 1e-4
 """At alpha - 1 up to this, softmax: 1/(alpha - 1) holds no digits there."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from attnbench.attention.transforms import _rows
 from attnbench.attention.transforms.base import Fused, widen
-from attnbench.core.once import once_differentiable
+from attnbench.core.derivatives import once_differentiable
 
 ROUNDS = 64
 """Bound of the root searches, which end by themselves when no threshold moves (random rows: after 4 to 7 rounds)."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from attnbench.attention.transforms._simplex import check_mask, heed, mask
 from attnbench.attention.transforms.base import ScoreTransform, TransformSpec, refuse, transforms, widen
 from attnbench.attention.types import Dims
-from attnbench.core.once import once_differentiable
+from attnbench.core.derivatives import once_differentiable
 
 
 def sigmoid(

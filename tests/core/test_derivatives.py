@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.core.once import once_differentiable
+from attnbench.core.derivatives import once_differentiable
 
 
 class _Squared(torch.autograd.Function):
