@@ -81,6 +81,18 @@ def _canonical(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """The dotted paths at which two dumped specs part. A key that only one has is a field that its version knew."""
+    found = []
+    for key in first.keys() & second.keys():
+        ours, theirs = first[key], second[key]
+        if isinstance(ours, Mapping) and isinstance(theirs, Mapping) and ours.get("kind") == theirs.get("kind"):
+            found += [f"{key}.{path}" for path in differing(ours, theirs)]
+        elif ours != theirs:
+            found.append(str(key))
+    return sorted(found)
+
+
 def unknown(noun: str, name: str, known: Sequence[str]) -> str:
     """The message for a name that is not among the known ones: the nearest, then all."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)

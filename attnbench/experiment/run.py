@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from attnbench.core.errors import AttnbenchError
+from attnbench.core.errors import AttnbenchError, SpecError
 from attnbench.core.files import (
     append_jsonl,
     dump_yaml,
     jsonl,
+    parse_yaml,
     read_json,
     read_jsonl,
     remove_folder,
@@ -24,6 +25,7 @@ from attnbench.core.files import (
     write_lines,
 )
 from attnbench.core.lock import LockedError, locked
+from attnbench.core.spec import differing
 from attnbench.experiment.grid import Cell, Experiment
 from attnbench.experiment.spec import TableSpec
 
@@ -189,7 +191,7 @@ def _write_grid(root: Path, experiment: Experiment, command: str) -> None:
     there = _grid(path)
     if there is not None and not {_spot(entry) for entry in there["cells"]} <= set(map(_spot, entries)):
         if experiment.part:
-            write_json(path, {**there, "cells": _joined(there["cells"], entries)})
+            write_json(path, {**there, "cells": _joined(root, there["cells"], entries, experiment.cells)})
             return
         log.info("%s: takes the place of a table with other cells, %d in all; they stay", root, len(there["cells"]))
     write_atomic(root / "spec.yaml", dump_yaml(_readable(document.raw, experiment.table)))
@@ -228,14 +230,34 @@ def _spot(entry: Mapping[str, Any]) -> tuple[str, str, int]:
     return entry["label"], json.dumps(entry["axes"], sort_keys=True), entry["seed"]
 
 
-def _joined(there: list[dict[str, Any]], chosen: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The cells of a grid with the chosen ones among them: where they stood, or at the end."""
+def _joined(
+    root: Path, there: list[dict[str, Any]], chosen: list[dict[str, Any]], cells: Iterable[Cell]
+) -> list[dict[str, Any]]:
+    """The cells of a grid with the chosen ones among them: where they stood, or at the end.
+
+    The seeds of a row are of one system: those of other settings than the chosen cell's leave the table.
+    """
     new = {_spot(entry): entry for entry in chosen}
+    systems = {_spot(cell.entry())[:2]: cell.spec.dump() for cell in cells}
+    kept = []
     for entry in there:
-        if new.get(_spot(entry), entry)["digest"] != entry["digest"]:
-            log.warning(
-                "[%s, seed %d] has other settings than the cell that stood in this table (%s, whose folder stays)",
-                entry["label"], entry["seed"], entry["folder"],
-            )  # fmt: skip
-    kept = [new.pop(_spot(entry), entry) for entry in there]
+        system = systems.get(_spot(entry)[:2])
+        own = new.pop(_spot(entry), None)
+        if own is None and system is not None and _has_other_settings(root, entry, system):
+            log.warning("[%s, seed %d] leaves this table, it has other settings than this command (%s stays)",
+                        entry["label"], entry["seed"], entry["folder"])  # fmt: skip
+            continue
+        if own is not None and own["digest"] != entry["digest"]:
+            log.warning("[%s, seed %d] has other settings than the cell that stood in this table (%s stays)",
+                        entry["label"], entry["seed"], entry["folder"])  # fmt: skip
+        kept.append(own or entry)
     return [*kept, *new.values()]
+
+
+def _has_other_settings(root: Path, entry: Mapping[str, Any], system: Mapping[str, Any]) -> bool:
+    """Whether the cell that stands in a table differs in more than its seed; one not begun has nothing to say."""
+    try:
+        theirs, _ = parse_yaml((root / "cells" / entry["folder"] / "spec.yaml").read_text(encoding="utf-8"), "")
+    except (SpecError, OSError, ValueError):
+        return False
+    return isinstance(theirs, Mapping) and bool(set(differing(theirs, system)) - {"seed"})

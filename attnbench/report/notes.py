@@ -8,15 +8,20 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from attnbench.core.spec import differing
 from attnbench.report import names
 from attnbench.report.collect import STATUSES, Cell, Experiment
 from attnbench.report.compare import Comparison
 from attnbench.report.layout import View
 from attnbench.report.rank import LEVEL, Ranks
-from attnbench.report.rows import Row
+from attnbench.report.rows import Row, said
 from attnbench.report.significance import SAMPLES, has_test
 
 SHOWN = 20
+WHOLE_CELL = "cell"
+"""The axis of whole cells."""
+_ATTENTION = "model.attention"
+"""An axis below it may speak of several sites at once (`all`, `site`, `budget`)."""
 
 
 def notes(experiment: Experiment, rows: Sequence[Row], view: View, ranks: Ranks, compared: Comparison) -> list[str]:
@@ -26,6 +31,7 @@ def notes(experiment: Experiment, rows: Sequence[Row], view: View, ranks: Ranks,
         *_unfinished(experiment.cells),
         *_outcomes(done),
         *_twins(done),
+        *_settings(rows),
         *_precisions(done),
         *_unknown(rows, view),
         *_legend(rows, view, ranks),
@@ -72,6 +78,32 @@ def _twins(done: Sequence[Cell]) -> list[str]:
     shown = [" = ".join(each) for each in same if len(each) > 1]
     shown = [*shown[:SHOWN], *([f"{len(shown) - SHOWN} more"] if len(shown) > SHOWN else [])]
     return [f"the same run, under several labels: {'; '.join(shown)}"] if shown else []
+
+
+def _settings(rows: Sequence[Row]) -> list[str]:
+    """In what rows differ beside the axes: a cell that was run again with other settings stands in its old place."""
+    axes = {_ATTENTION if _within(path, _ATTENTION) else path for row in rows for path in row.axes}
+    if WHOLE_CELL in axes:  # its entries may change anything
+        return []
+    known = {row.label: spec for row in rows if (spec := next((cell.spec for cell in row.done if cell.spec), None))}
+    first = next(iter(known.values()), {})
+    paths = {path for spec in known.values() for path in differing(first, spec)} - {"seed"}
+    lines = []
+    for path in sorted(path for path in paths if not any(_within(path, axis) or _within(axis, path) for axis in axes)):
+        values: dict[str, list[str]] = {}
+        for label, spec in known.items():
+            values.setdefault(said(spec, path) or "", []).append(label)
+        shown = (f"{value} in {_few(labels)}" for value, labels in values.items() if value)
+        lines.append(f"rows differ in what is no axis: {path} is {'; '.join(shown)}")
+    return lines
+
+
+def _within(path: str, above: str) -> bool:
+    return path == above or path.startswith(f"{above}.")
+
+
+def _few(labels: Sequence[str]) -> str:
+    return f"{', '.join(labels[:3])}{f' and {len(labels) - 3} more' if len(labels) > 3 else ''}"
 
 
 def _precisions(done: Sequence[Cell]) -> list[str]:

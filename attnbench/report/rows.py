@@ -6,8 +6,10 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from attnbench.core.errors import AttnbenchError
+from attnbench.core.spec import differing
 from attnbench.report.collect import Cell, Scalar
 
 REDUCERS = ("mean_std", "mean", "max")
@@ -101,13 +103,15 @@ def _distinct(rows: list[Row]) -> list[Row]:
 
 
 def refuse_mixtures(rows: Iterable[Row]) -> None:
-    """Raise AttnbenchError, naming cells, where done cells were scored differently or on different data.
+    """Raise AttnbenchError, naming cells, where done cells of a row are not seeds of one system, or where any were
+    scored differently or on different data.
 
     Cells that differ on an axis of the task, or in the task that an axis of whole cells gives them, are on different
     data on purpose: each such group is judged apart.
     """
     groups: dict[str, list[Cell]] = {}
     for row in rows:
+        _seeds_of_one_system(row.done)
         task = repr([(path, value) for path, value in row.axes.items() if path.split(".", 1)[0] == "task"])
         for cell in row.done:  # an axis of whole cells may change the task too: their specs say whether it does
             own = repr(cell.spec.get("task")) if "cell" in row.axes else ""
@@ -119,7 +123,32 @@ def refuse_mixtures(rows: Iterable[Row]) -> None:
             _one(f"the data ({part})", [(cell, cell.data.get(part)) for cell in cells])
 
 
-def _one(what: str, values: Sequence[tuple[Cell, str | None]]) -> None:
+def _seeds_of_one_system(cells: Sequence[Cell]) -> None:
+    mend = "run them with the same settings, or give those of others a table of its own (--set name=NAME)"
+    known = [cell for cell in cells if cell.spec]
+    for path in sorted({path for cell in known for path in differing(known[0].spec, cell.spec)} - {"seed"}):
+        _one(f"{path} of one row", [(cell, said(cell.spec, path)) for cell in known], mend)
+    seen: dict[int, Cell] = {}
+    for cell in cells:
+        if (twin := seen.setdefault(cell.seed, cell)) is not cell:
+            what = f"seed {cell.seed} stands twice in one row, the digest"
+            _one(what, [(each, each.digest) for each in (twin, cell)], mend)
+
+
+def said(spec: Mapping[str, Any], path: str) -> str | None:
+    """What a spec says at a path, for a message; None where it says nothing."""
+    node: Any = spec
+    for name in path.split("."):
+        if not isinstance(node, Mapping) or name not in node:
+            return None
+        node = node[name]
+    return repr(node)
+
+
+_MEND = "delete result.json of those that are out of date and run them again, or report them apart"
+
+
+def _one(what: str, values: Sequence[tuple[Cell, str | None]], mend: str = _MEND) -> None:
     kinds: dict[str, list[str]] = {}
     for cell, value in values:
         if value:
@@ -129,7 +158,4 @@ def _one(what: str, values: Sequence[tuple[Cell, str | None]]) -> None:
             f"  {value}: {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
             for value, names in kinds.items()
         )
-        raise AttnbenchError(
-            f"the cells cannot share a table, {what} differs:\n{rows}\n"
-            "  delete result.json of those that are out of date and run them again, or report them apart"
-        )
+        raise AttnbenchError(f"the cells cannot share a table, {what} differs:\n{rows}\n  {mend}")

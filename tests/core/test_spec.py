@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from attnbench.core.errors import SpecError
 from attnbench.core.files import dump_yaml, parse_yaml
 from attnbench.core.registry import Family, Registry
-from attnbench.core.spec import Spec, dotted, problems, spec_error, unknown
+from attnbench.core.spec import Spec, differing, dotted, problems, spec_error, unknown
 
 
 class Shape(Spec):
@@ -251,3 +251,11 @@ def test_what_is_no_mapping_is_a_spec_error():
     with pytest.raises(ValidationError) as caught:
         Box.model_validate([1])
     assert isinstance(spec_error(caught.value, "f", {}), SpecError)
+
+
+def test_where_two_specs_part():
+    ours = {"kind": "a", "seed": 1, "deep": {"x": 1, "y": {"kind": "p", "q": 1}}, "only": 3}
+    assert differing(ours, ours) == []
+    assert differing(ours, {"kind": "a", "seed": 2, "deep": {"x": 2, "y": {"kind": "p", "q": 1}}}) == ["deep.x", "seed"]
+    assert differing(ours, {**ours, "deep": {"x": 1, "y": {"kind": "r", "q": 1}}}) == ["deep.y"]
+    assert differing(ours, {**ours, "deep": None}) == ["deep"]

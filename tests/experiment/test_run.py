@@ -228,3 +228,14 @@ def test_a_damaged_grid_is_written_anew(bench: Any, experiment: Any, old: str):
     bench.write(old, "runs/grid.json")
     write_grid(bench.runs, only(experiment, "budget-1"), "attnbench train")
     assert labels(bench.runs) == [("budget-1", 1)]
+
+
+def test_the_seeds_of_a_row_are_of_one_system(bench: Any, experiment: Any, caplog: pytest.LogCaptureFixture):
+    with Run.claim(bench.runs, experiment.cells[0]):
+        write_grid(bench.runs, experiment, "attnbench ablate")
+    write_grid(bench.runs, only(bench.experiment({"seed": 3}), "budget-1"), "attnbench train")
+    assert labels(bench.runs) == [("budget-1", 1), ("budget-inf", 1), ("budget-1", 3)]
+    write_grid(bench.runs, only(bench.experiment({"seed": 4}, "train.max_steps=9"), "budget-1"), "attnbench train")
+    assert labels(bench.runs) == [("budget-inf", 1), ("budget-1", 3), ("budget-1", 4)]  # 3 has not said anything yet
+    assert "[budget-1, seed 1] leaves this table, it has other settings than this command" in caplog.text
+    assert (bench.runs / "cells" / experiment.cells[0].folder).is_dir()

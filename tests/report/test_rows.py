@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -96,3 +98,27 @@ def test_cells_that_are_not_done_mix_with_anything(run_folder):
     run.add("dense", 1, 35.0)
     run.add("topk-8", 1, signature="other", data="bbbbbbbbbbbb")
     assert [row.status for row in group(collect(run.grid()).cells)] == ["done", "queued"]
+
+
+def spec_of(folder: Path, **train: object) -> None:
+    (folder / "spec.yaml").write_text(json.dumps({"train": {"max_steps": 9, **train}, "seed": int(folder.name[-1])}))
+
+
+def test_cells_of_other_settings_are_no_seeds_of_one_system(run_folder):
+    run = run_folder()
+    spec_of(run.add("dense", 1, 35.0))
+    spec_of(run.add("dense", 2, 36.0), lr=0.1)  # a field that only one version knew says nothing
+    assert group(collect(run.grid()).cells)[0].stats["test/bleu"].n == 2
+    spec_of(run.add("dense", 3, 36.0), max_steps=60)
+    with pytest.raises(AttnbenchError, match=r"(?s)train.max_steps of one row.*9: dense-s1, dense-s2\n.*60: dense-s3"):
+        group(collect(run.grid()).cells)
+
+
+def test_one_seed_stands_once_in_a_row(run_folder):
+    """As where tables of two versions of a spec were saved into one folder."""
+    run = run_folder()
+    run.add("dense", 1, 35.0)
+    run.add("dense", 2, 36.0)
+    run.cells[1]["seed"] = 1
+    with pytest.raises(AttnbenchError, match=r"(?s)seed 1 stands twice in one row.*ddense-s1: .*ddense-s2: "):
+        group(collect(run.grid()).cells)

@@ -398,3 +398,15 @@ def test_rows_that_are_one_run_are_told(run_folder):
     text = render(run.grid(), "md")
     assert "the same run, under several labels: budget-2 cross = budget-8 cross" in text
     assert "budget-8 all;" not in text
+
+
+def test_rows_that_differ_in_more_than_the_axes_are_told(run_folder):
+    """As where one cell of a finished table was run again with other settings."""
+    run = run_folder()
+    for label, budget, steps in (("a", 2, 9), ("b", 4, 9), ("c", 8, 60)):
+        folder = run.add(label, 1, 30.0, axes={BUDGET: budget})
+        content = {"model": {"attention": {"default": {"budget": budget}}}, "train": {"max_steps": steps}}
+        (folder / "spec.yaml").write_text(json.dumps(content))
+    text = render(run.grid(), "md")
+    assert "rows differ in what is no axis: train.max\\_steps is 9 in a, b; 60 in c" in text
+    assert text.count("no axis") == 1
