@@ -90,6 +90,7 @@ def _make(recipe: Recipe, path: Path, cache: Path, source: Path | None, offline:
             "licence": dataset.licence,
             "downloads": fetched,
             "sources": sources,
+            "local_files": [_digest_of(file) for file in dataset.local_files(source)],
             **built,
             "expected": dict(dataset.expected),
             "files": {file.name: _hashed(file) for file in sorted(work.iterdir())},
@@ -102,12 +103,13 @@ def _make(recipe: Recipe, path: Path, cache: Path, source: Path | None, offline:
 def _ready(path: Path, recipe: Recipe, source: Path | None) -> bool:
     if not (path / MANIFEST).exists():
         return False
-    known = {item["sha256"] for item in read_manifest(path)["sources"]}
-    for file in recipe.dataset.local_files(source):
+    manifest, files = read_manifest(path), recipe.dataset.local_files(source)
+    noted = manifest.get("local_files") or [None] * len(files)  # older ones do not say which file was which
+    for file, digest in zip(files, noted, strict=True):
         if not file.exists():  # it may be gone once it is prepared
             log.warning("%s is not here; what was prepared from files of these names before serves: %s", file, path)
             continue
-        if _hashed(file)["sha256"] not in known:
+        if _digest_of(file) != digest:
             log.warning("%s is not what it was when it was prepared; preparing again", file)
             return False
     return True
@@ -177,6 +179,10 @@ def _sources(found: Mapping[str, list[Part]], temporary: Path) -> list[dict[str,
 def _hashed(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _digest_of(path: Path) -> str | None:
+    return _hashed(path)["sha256"] if path.exists() else None
 
 
 def _tools() -> dict[str, str]:

@@ -244,9 +244,9 @@ def _data_note(folder: Path) -> Path:
 
 
 def content_sha256(data: Path) -> str:
-    """One hash of what the splits hold: equal wherever they were prepared, whatever with."""
+    """One hash of the splits and the bounds of their documents: equal wherever they were prepared, whatever with."""
     files = read_manifest(data)["files"]
-    splits = {name: file["sha256"] for name, file in files.items() if name.endswith((".ids", ".txt", ".raw"))}
+    splits = {name: file["sha256"] for name, file in files.items() if name.endswith((".ids", ".txt", ".raw", ".docs"))}
     return hashlib.sha256(json.dumps(splits, sort_keys=True).encode()).hexdigest()
 
 

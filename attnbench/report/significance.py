@@ -12,6 +12,8 @@ from attnbench.report.collect import Cell
 from attnbench.report.rows import Row
 
 SAMPLES = 1000
+RULE = "shifted, then absolute"
+"""How p is computed: results of another rule are not kept."""
 FILE = "significance.json"
 Kind = Literal["13a", "13a_lc", "tok", "tok_lc"]
 COUNTED = ("rep", "drop")
@@ -59,7 +61,7 @@ class PairedTests:
         if not ours or not theirs:
             self._blind = self._blind or bool(pairs)
             return None
-        key = f"{metric}:{_hash(signature, *ours, '', *theirs)}"
+        key = f"{metric}:{_hash(RULE, signature, *ours, '', *theirs)}"
         p = self._kept.get(key)
         if p is None and kind is None:
             p = _test_counts(metric, pairs, ours, theirs)

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -113,6 +114,40 @@ def test_changed_files_of_the_user_are_prepared_again(tmp_path: Path, caplog: py
     (tmp_path / "text" / "a.en").unlink()  # prepared data outlive the files they were made from
     assert prepare(mine, cache=tmp_path / "cache") == path
     assert "a.en is not here; what was prepared from files of these names before serves" in caplog.text
+
+
+def test_files_of_the_user_that_changed_places_are_prepared_again(tmp_path: Path) -> None:
+    """The hashes that there are stay the same: exchanged, or one a copy of the other, they are other splits."""
+    folder = tmp_path / "text"
+    for number in range(3):
+        text(folder, f"{number}.de", [f"{line} {number}" for line in SOURCE])
+        text(folder, f"{number}.en", [f"{line} {number}" for line in TARGET])
+    sides = [{"source": str(folder / f"{number}.de"), "target": str(folder / f"{number}.en")} for number in range(3)]
+    mine = Recipe.model_validate(
+        {
+            "dataset": {
+                "kind": "parallel", "languages": ["de", "en"],
+                "train": sides[0], "valid": sides[1], "test": sides[2],
+            },
+            "tokenizer": "word",
+        }
+    )  # fmt: skip
+
+    def last(split: str) -> str:
+        return (path / f"{split}.tgt.txt").read_text().split()[-1]
+
+    path = prepare(mine, cache=tmp_path / "cache")
+    assert (last("valid"), last("test")) == ("1", "2")
+    for side in ("de", "en"):
+        (folder / f"1.{side}").rename(folder / "aside")
+        (folder / f"2.{side}").rename(folder / f"1.{side}")
+        (folder / "aside").rename(folder / f"2.{side}")
+    assert prepare(mine, cache=tmp_path / "cache") == path
+    assert (last("valid"), last("test")) == ("2", "1")
+    for side in ("de", "en"):
+        shutil.copyfile(folder / f"1.{side}", folder / f"2.{side}")
+    prepare(mine, cache=tmp_path / "cache")
+    assert (last("valid"), last("test")) == ("2", "2")
 
 
 def test_a_folder_that_is_named_is_one_and_holds_the_files(tmp_path: Path) -> None:

@@ -261,7 +261,7 @@ def test_equal_splits_have_one_hash_whatever_prepared_them(tmp_path: Path, bench
     manifest = json.loads((at / "manifest.json").read_text())
     (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "tools": {}, "sources": [], "downloads": ["x"]}))
     assert content_sha256(tmp_path) == content_sha256(at)
-    for name in ("test.tgt.raw", "train.src.ids", "valid.tgt.txt"):
+    for name in ("test.tgt.raw", "train.src.ids", "valid.tgt.txt", "test.docs"):
         files = {**manifest["files"], name: {"bytes": 1, "sha256": "0" * 64}}
         (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "files": files}))
         assert content_sha256(tmp_path) != content_sha256(at)
