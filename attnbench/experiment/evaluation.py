@@ -42,11 +42,15 @@ def load_trained(
 ) -> Trained:
     """The model of a cell's folder, with `key.path=value` laid over its spec (search and scores may change).
 
-    step: one checkpoint; None: what the training would evaluate. Raises SpecError for what is no cell or does not
-    fit its weights, DataError where the prepared data or the checkpoints are gone.
+    step: one checkpoint; None: those that were evaluated, or as many of the last as an override of train.average
+    says. Raises SpecError for what is no cell or does not fit its weights, DataError where the prepared data or the
+    checkpoints are gone.
     """
     if not (folder / "spec.yaml").is_file() or (folder / "grid.json").is_file():
         raise SpecError(f"{folder}: this is no cell; name a folder below runs/<name>/cells/{_cells(folder)}")
+    averaged = next((each for each in overrides if _path(each) == "train.average"), None)
+    if step is not None and averaged is not None:
+        raise SpecError(f"--step {step} and --set {averaged} exclude each other: each chooses weights")
     document = read_document(folder / "spec.yaml")
     for override in overrides:
         _require_effect(override)
@@ -63,7 +67,7 @@ def load_trained(
     use_onednn_float32()
     model = build_model(spec).to(choose_device(device))
     try:
-        steps = _load(model, folder / "checkpoints", spec, step)
+        steps = _load(model, folder / "checkpoints", spec, step, again=averaged)
     except OtherModelError:
         changed = [each for each in overrides if _part(each) in ("model", "task")]
         if not changed:
@@ -76,17 +80,21 @@ def load_trained(
 
 def _require_effect(override: str) -> None:
     """Raise SpecError for what a trained cell no longer looks at: its training, and what its sites had in common."""
-    path = override.partition("=")[0].strip()
-    if path == "seed" or (path.startswith("train.") and path != "train.average"):
+    path = _path(override)
+    if path in ("seed", "train") or (path.startswith("train.") and path != "train.average"):
         raise SpecError(f"--set {override}: changes nothing, the cell is trained; leave it out")
     if f"{path}.".startswith("model.attention.default."):
         site = path.replace("default", "cross", 1)
         raise SpecError(f"--set {override}: each site of a cell stands for itself; name the sites, like {site}=...")
 
 
+def _path(override: str) -> str:
+    return override.partition("=")[0].strip()
+
+
 def _part(override: str) -> str:
     """The part of the spec that a `key.path=value` changes."""
-    return override.partition("=")[0].strip().split(".")[0]
+    return _path(override).split(".")[0]
 
 
 def _cells(folder: Path) -> str:
@@ -94,7 +102,8 @@ def _cells(folder: Path) -> str:
     return f" ({', '.join(cells[:8])})" if cells else ""
 
 
-def _load(model: torch.nn.Module, checkpoints: Path, spec: CellSpec, step: int | None) -> list[int]:
+def _load(model: torch.nn.Module, checkpoints: Path, spec: CellSpec, step: int | None, again: str | None) -> list[int]:
+    """again: the override by which weights are chosen anew, whatever a finished cell was scored with."""
     steps = checkpoint_steps(checkpoints)
     if not steps:
         raise DataError(f"{checkpoints}: there are no checkpoints; {_why_none(checkpoints.parent / 'result.json')}")
@@ -103,13 +112,16 @@ def _load(model: torch.nn.Module, checkpoints: Path, spec: CellSpec, step: int |
             raise SpecError(f"--step {step}: {unknown('checkpoint', str(step), [str(each) for each in steps])}")
         load_weights(model, weights_path(checkpoints, step))
         return [step]
-    chosen = _evaluated(checkpoints.parent / "result.json") or steps[-spec.train.average :]
+    if again is not None and spec.train.average > len(steps):
+        raise SpecError(f"--set {again}: there are {len(steps)} checkpoints ({', '.join(map(str, steps))})")
+    scored = [] if again is not None else _evaluated(checkpoints.parent / "result.json")
+    chosen = scored or steps[-spec.train.average :]
     if not set(chosen) <= set(steps):
         raise DataError(f"{checkpoints}: what was evaluated, {chosen}, is gone; choose a checkpoint with --step")
     if len(chosen) > 1:
         load_average(model, checkpoints, chosen)
         return chosen
-    best = chosen[0] if (checkpoints.parent / "result.json").exists() else _best(checkpoints, steps[-1])
+    best = scored[0] if scored else _best(checkpoints, steps[-1])
     if best not in steps:
         raise DataError(f"{checkpoints}: the best checkpoint, step {best}, is gone; choose one with --step")
     load_weights(model, weights_path(checkpoints, best))

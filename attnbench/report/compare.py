@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -124,17 +124,21 @@ class Comparison:
         found = [row for row in self.rows if _meets(row, where)]
         endless = budget in ("inf", float("inf"))
         k = chosen if self.key == "k" else "full" if budget is None or endless else str(budget)
-        answers = [row for row in found if row.k == k] or [row for row in found if row.k is None]
+        answers = [row for row in found if row.k == k]
+        if not answers and (budget is None or endless):  # at a budget of its own a row is not the paper's one system
+            answers = [row for row in found if row.k is None]
         if endless and not answers and self.key == "system":
             del where["system"]
             answers = [row for row in self.rows if row.k == "full" and _meets(row, where)]
         return answers[0] if len(answers) == 1 else None
 
     def of(self, row: Row, metric: str | None = None) -> Reported | None:
-        """The paper's number for one of our rows."""
+        """The paper's number for one of our rows; None where the row lies on an axis that the paper's table has not."""
         _, label = row.coordinate("label")
         _, budget = row.coordinate("budget")
-        names = [row.label, *([str(label)] if label is not None else []), *(str(value) for value in row.axes.values())]
+        names = [row.label, *([str(label)] if label is not None else [])]
+        if not others(row.axes, self.systems):
+            names += map(str, row.axes.values())
         return self.find(names, budget, metric)
 
     def beside(self, row: Row, metric: str, values: Sequence[str]) -> Reported | None:
@@ -143,6 +147,12 @@ class Comparison:
         if number is not None and metric_of(number, values) == metric:
             return number
         return self.of(row, BESIDE[metric]) if metric in BESIDE else None
+
+
+def others(axes: Mapping[str, object], systems: Collection[str]) -> list[str]:
+    """The axes beside the one whose value is the name of a system, and that of the budget."""
+    named = next((path for path, value in axes.items() if str(value) in systems), None)
+    return [path for path in axes if path != named and path.rsplit(".", 1)[-1] != "budget"]
 
 
 def comparison(experiment: Experiment) -> Comparison:
@@ -169,7 +179,7 @@ def comparison(experiment: Experiment) -> Comparison:
         found = (getattr(row, chosen.key) for row in paper.rows if where and _meets(row, where))
         names = {str(name) for name in found if name is not None}
         chosen = Comparison(paper.rows, where, systems := {name: name for name in sorted(names)})
-    return Comparison(paper.rows, where, systems, _notes(paper, chosen))
+    return Comparison(paper.rows, where, systems, (*_notes(paper, chosen), *_unmet(experiment, systems)))
 
 
 def _notes(paper: Paper, chosen: Comparison) -> tuple[str, ...]:
@@ -189,6 +199,14 @@ def _notes(paper: Paper, chosen: Comparison) -> tuple[str, ...]:
         if note.table is not None and note.table == where.get("table") and note.dataset in (None, where.get("dataset")):
             notes.append(f"paper, table {note.table}: {note.text}")
     return tuple(notes)
+
+
+def _unmet(experiment: Experiment, systems: Collection[str]) -> list[str]:
+    """A note where rows are not the paper's, since an axis was added to its table."""
+    rows = [cell.axes for cell in experiment.cells if cell.label not in systems]
+    paths = dict.fromkeys(path for axes in rows if set(map(str, axes.values())) & set(systems)
+                          for path in others(axes, systems))  # fmt: skip
+    return [f"no paper numbers along {', '.join(paths)}: the table of the paper does not vary it"] if paths else []
 
 
 def _meets(row: Reported, where: Mapping[str, str]) -> bool:

@@ -25,7 +25,7 @@ def document(
     """results.json.
 
     A metric that is not finite is null, and so is `<metric>_std` of one seed; `<metric>_p` is that of the paired test
-    against the best row.
+    against the best row; `<metric>_n` stands where fewer seeds than `n_seeds` have the metric.
     """
     done = [cell for row in rows for cell in row.done]
     content = {
@@ -59,6 +59,8 @@ def _row(row: Row, view: View, ranks: Ranks, compared: Comparison) -> dict[str, 
     for metric, stat in row.stats.items():
         content[metric] = _finite(stat.mean)
         content[f"{metric}_std"] = _finite(stat.std)
+        if stat.n != len(row.done):
+            content[f"{metric}_n"] = stat.n
         rank = ranks.get((row.label, metric))
         if rank is not None and rank.p is not None:
             content[f"{metric}_p"] = rank.p

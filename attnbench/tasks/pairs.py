@@ -148,7 +148,7 @@ class PairTask(ABC):
         if brief:
             return Metrics({"bleu": self.bleu(lines, self.references(data, split)).value}, {}, {}, {})
         metrics = self.score(data, split, lines)
-        produced = sum(len(best.tokens) + 1 for best in decoded.values())
+        produced = sum(len(best.tokens) + best.finished for best in decoded.values())  # a cut one has no end
         metrics.values["unfinished"] = sum(not best.finished for best in decoded.values())
         metrics.values.update({"decode_seconds": seconds, "decode_tokens_per_s": produced / max(seconds, 1e-9)})
         return metrics._replace(outputs={**metrics.outputs, **self.texts(data, split)})

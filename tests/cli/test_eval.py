@@ -95,11 +95,28 @@ def test_what_it_says_of_data_that_are_gone_helps(invoke, cell, tmp_path, monkey
 @pytest.mark.parametrize(("override", "words"), [
     ("seed=4", "changes nothing, the cell is trained"),
     ("train.max_steps=9", "changes nothing, the cell is trained"),
+    ("train={max_steps: 9}", "changes nothing, the cell is trained"),
     ("model.attention.default.budget=2", "name the sites, like model.attention.cross.budget=..."),
     ("model.attention.default=softmax", "name the sites, like model.attention.cross=..."),
 ])  # fmt: skip
 def test_what_would_change_nothing_is_told(invoke, cell, override, words):
     assert words in invoke("eval", cell, "--set", override, code=2).stderr
+
+
+def test_weights_are_averaged_as_asked_whatever_was_scored(invoke, cell):
+    def scored(*options):
+        return json.loads(invoke("eval", cell, "--json", *options).stdout)["steps"]
+
+    steps = sorted(int(path.name.removeprefix("step-")) for path in cell.glob("checkpoints/step-*"))
+    assert len(steps) > 1
+    result = json.loads((cell / "result.json").read_text())
+    assert scored() == result["weights"] == [result["metrics"]["best/step"]]
+    assert scored("--set", "train.average=1") == result["weights"]
+    assert scored("--set", f"train.average={len(steps)}") == steps
+    told = invoke("eval", cell, "--set", "train.average=99", code=2).stderr
+    assert f"--set train.average=99: there are {len(steps)} checkpoints" in told
+    told = invoke("eval", cell, "--set", "train.average=2", "--step", steps[0], code=2).stderr
+    assert f"--step {steps[0]} and --set train.average=2 exclude each other" in told
 
 
 @pytest.mark.parametrize("content", [b"", b"PK"])

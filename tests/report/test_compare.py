@@ -105,6 +105,22 @@ def test_a_budget_chooses_among_the_numbers_of_a_system(run_folder):
     }
 
 
+def test_a_row_on_an_axis_that_the_paper_has_not_is_not_the_papers(run_folder):
+    """As of `ablate table4 --axis site=all,none` or `--k 2,8`: the paper's numbers are of one site, and of one k."""
+    run = run_folder()
+    site, budget = "model.attention.site", "model.attention.all.budget"
+    run.add("softmax all", axes={"cell": "softmax", site: "all"})
+    run.add("softmax none", axes={"cell": "softmax", site: "none"})
+    run.add("topk-8 budget-2", axes={"cell": "topk-8", budget: 2})
+    run.add("whole label", axes={"cell": "softmax", site: "cross"})
+    where = {"table": "4", "dataset": "iwslt14_de_en", "metric": "BLEU"}
+    systems = {"softmax": "Transformer", "topk-8": "Proposal (top-k)", "whole label": "Transformer"}
+    found, notes = numbers(run, compare(where, systems))
+    values = {label: number.value if number else None for label, number in found.items()}
+    assert values == {"softmax all": None, "softmax none": None, "topk-8 budget-2": None, "whole label": 35.3}
+    assert f"no paper numbers along {site}: the table of the paper does not vary it" in notes
+
+
 def test_without_a_map_rows_are_called_as_the_papers_systems(run_folder):
     run = run_folder()
     for label in ("sparsemax + CovVector", "ours"):

@@ -410,3 +410,12 @@ def test_rows_that_differ_in_more_than_the_axes_are_told(run_folder):
     text = render(run.grid(), "md")
     assert "rows differ in what is no axis: train.max\\_steps is 9 in a, b; 60 in c" in text
     assert text.count("no axis") == 1
+
+
+def test_a_metric_that_not_every_seed_has_says_of_how_many(run_folder):
+    run = run_folder()
+    run.add("a", 1, 30.0, metrics={"test/rep": 2.0})
+    run.add("a", 2, 31.0)
+    row = json.loads(render(run.grid(), "json"))["results"]["a"]
+    assert (row["n_seeds"], row["test/rep_n"]) == (2, 1)
+    assert "test/bleu_n" not in row

@@ -170,6 +170,20 @@ def test_a_perfect_search_scores_100_and_lines_keep_their_order(data, task, spli
     assert metrics.values["decode_tokens_per_s"] == pytest.approx(words / seconds, rel=1e-6)
 
 
+def test_speed_counts_the_tokens_that_were_produced(data, task):
+    """An output that was cut has no end."""
+
+    class Cut(Oracle):
+        def __call__(self, *about):
+            return [[best._replace(finished=False)] for best, *_ in super().__call__(*about)]
+
+    metrics = task.evaluate(build(task.spec), data, "test", Cut(data, "test"), 4000)
+    words = sum(len(line.split()) for line in data.split("test").target)
+    produced = metrics.values["decode_tokens_per_s"] * metrics.values["decode_seconds"]
+    assert produced == pytest.approx(words, rel=1e-6)
+    assert metrics.values["unfinished"] == len(data.split("test"))
+
+
 def test_a_wrong_line_lowers_the_score(data, task):
     lines = list(data.split("test").target)
     assert task.score(data, "test", [*lines[1:], lines[0]]).values["bleu"] < 50
