@@ -147,9 +147,17 @@ def spec_error(error: ValidationError, name: str, lines: Mapping[YamlPath, int |
             kept = kept[:-1]
         where = location(name, lines.get(kept))
         row = f"{where}: {dotted(path)}: {message}" if path else f"{where}: {message}"
+        row += _laid_over(kept, lines)
         if row not in rows:
             rows.append(row)
     return SpecError("\n".join(rows))
+
+
+def _laid_over(path: YamlPath, lines: Mapping[YamlPath, int | str]) -> str:
+    """The options of the command line that changed something below `path`: a fault of the whole may be theirs."""
+    below = (where for at, where in lines.items() if len(at) > len(path) and at[: len(path)] == path)
+    options = dict.fromkeys(where for where in below if isinstance(where, str) and where.startswith("--"))
+    return f" (as changed by {', '.join(options)})" if path and options else ""
 
 
 _BRANCH = re.compile(r"str|int|float|bool|none|(list|dict|tuple|set|literal|constrained|function|is-instance)\b.*")

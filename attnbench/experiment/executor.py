@@ -29,10 +29,12 @@ from attnbench.experiment.sharing import take_training, training_digest
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a cell ended. error: None when it is done; a failed cell is an outcome, not an exception."""
+    """How a cell ended. error: None when it is done; a failed cell is an outcome, not an exception. held: another
+    process is at it, and nothing of it was touched."""
 
     cell: Cell
     error: str | None = None
+    held: bool = False
 
 
 class Executor(Protocol):
@@ -50,8 +52,8 @@ def attempt(root: Path, cell: Cell, place: Place, fresh: bool, listen: Listener)
             elif is_done(root, cell):  # by another process, since this one made its list
                 return Outcome(cell, None)
             return Outcome(cell, _run(cell, run, place, listen, fresh))
-    except AttnbenchError as error:  # held by another process: nothing of it was touched
-        return Outcome(cell, str(error))
+    except AttnbenchError as error:
+        return Outcome(cell, str(error), held=True)
     except OSError as error:  # not even its folder can be written
         return Outcome(cell, f"{root}: {error}")
 

@@ -34,6 +34,8 @@ log = logging.getLogger("attnbench")
 ERROR, TRACEBACK = "error.txt", "traceback.txt"
 UNSAVED = ("checkpoints", "lock", ERROR, TRACEBACK)
 """What a copy of a finished cell leaves behind."""
+TESTS = "significance.json"
+"""What a run folder remembers of paired tests, under hashes of the lines that were tested (report/significance.py)."""
 
 
 class Run:
@@ -137,6 +139,7 @@ def adopt(root: Path, cell: Cell, elsewhere: Iterable[Path], content: str | None
                 _copy(found, target)
         except LockedError:  # whoever runs it will finish it
             return None
+        _remember_tests(found.parents[1] / TESTS, root / TESTS)
     return found
 
 
@@ -148,6 +151,21 @@ def find_done(root: Path, cell: Cell, elsewhere: Iterable[Path], content: str | 
             if result.parent != target and _belongs(result, cell, content):
                 return result.parent
     return None
+
+
+def _remember_tests(theirs: Path, ours: Path) -> None:
+    """Where the corpus's text is not at hand, tests that were made beside a cell cannot be made again."""
+    known = [_mapping(path) for path in (theirs, ours)]
+    if theirs != ours and known[0].items() - known[1].items():
+        write_json(ours, {**known[0], **known[1]})
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _copy(source: Path, target: Path) -> None:

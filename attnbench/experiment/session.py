@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,7 +74,7 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
             root, Place(settings.cache, settings.device), jobs=min(settings.jobs, max(1, len(pending))),
             fresh=settings.fresh, listen=listen, devices=all_devices() if settings.device is None else (),
         )  # fmt: skip
-        for outcome in executor.map(pending):
+        for outcome in _held_last(root, executor.map(pending)):
             yield outcome
             for twin in twins:
                 if twin.digest == outcome.cell.digest:
@@ -85,6 +85,18 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
         log.warning("%s: another command has put its table there meanwhile; this one's takes its place again, and the "
                     "cells of both stay: give each a name of its own", root)  # fmt: skip
         write_grid(root, experiment, command)
+
+
+def _held_last(root: Path, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+    """The outcomes; those of cells that another process was at come last, and may be done by then."""
+    held = []
+    for outcome in outcomes:
+        if outcome.held:
+            held.append(outcome)
+        else:
+            yield outcome
+    for outcome in held:
+        yield Outcome(outcome.cell) if is_done(root, outcome.cell) else outcome
 
 
 @contextmanager

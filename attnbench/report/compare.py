@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -179,7 +180,8 @@ def comparison(experiment: Experiment) -> Comparison:
         found = (getattr(row, chosen.key) for row in paper.rows if where and _meets(row, where))
         names = {str(name) for name in found if name is not None}
         chosen = Comparison(paper.rows, where, systems := {name: name for name in sorted(names)})
-    return Comparison(paper.rows, where, systems, (*_notes(paper, chosen), *_unmet(experiment, systems)))
+    about = (*_notes(paper, chosen), *_misspelt(experiment, section), *_unmet(experiment, systems))
+    return Comparison(paper.rows, where, systems, about)
 
 
 def _notes(paper: Paper, chosen: Comparison) -> tuple[str, ...]:
@@ -199,6 +201,18 @@ def _notes(paper: Paper, chosen: Comparison) -> tuple[str, ...]:
         if note.table is not None and note.table == where.get("table") and note.dataset in (None, where.get("dataset")):
             notes.append(f"paper, table {note.table}: {note.text}")
     return tuple(notes)
+
+
+def _misspelt(experiment: Experiment, section: Mapping[str, Any]) -> list[str]:
+    """A note for each row of ours that the map seems to mean, and does not name."""
+    wanted = [str(name) for name in section.get("map") or {}]
+    rows = dict.fromkeys(str(name) for cell in experiment.cells for name in (cell.label, *cell.axes.values()))
+    lines = []
+    for name in wanted:
+        near = difflib.get_close_matches(name, [row for row in rows if row not in wanted], n=1, cutoff=0.8)
+        if name not in rows and near:
+            lines.append(f"table.compare.map: no row is called '{name}'; did you mean '{near[0]}'?")
+    return lines
 
 
 def _unmet(experiment: Experiment, systems: Collection[str]) -> list[str]:

@@ -115,6 +115,9 @@ def _lines(cell: Cell, name: str) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except OSError:
+        kind = (cell.spec.get("task") or {}).get("kind", "translation")
+        if kind != "translation":
+            raise SpecError(f"{path.parent}: examples differ in REP or DROP, which the task '{kind}' has not") from None
         if name.endswith((".src.txt", ".ref.txt")):
             mend = "run its grid again where the data are prepared: what is done is not done again"
         else:

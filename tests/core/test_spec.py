@@ -259,3 +259,25 @@ def test_where_two_specs_part():
     assert differing(ours, {"kind": "a", "seed": 2, "deep": {"x": 2, "y": {"kind": "p", "q": 1}}}) == ["deep.x", "seed"]
     assert differing(ours, {**ours, "deep": {"x": 1, "y": {"kind": "r", "q": 1}}}) == ["deep.y"]
     assert differing(ours, {**ours, "deep": None}) == ["deep"]
+
+
+def test_a_fault_of_the_whole_names_the_options_that_changed_a_part():
+    class Pair(Spec):
+        low: int = 1
+        high: int = 2
+
+        @model_validator(mode="after")
+        def _ordered(self) -> Self:
+            if self.low > self.high:
+                raise ValueError("low lies above high")
+            return self
+
+    class Outer(Spec):
+        pair: Pair
+
+    lines = {("pair",): 3, ("pair", "low"): "--set pair.low=5", ("pair", "high"): 4}
+    with pytest.raises(ValidationError) as caught:
+        Outer.model_validate({"pair": {"low": 5, "high": 2}})
+    told = str(spec_error(caught.value, "s.yaml", lines))
+    assert told == "s.yaml:3: pair: low lies above high (as changed by --set pair.low=5)"
+    assert "changed" not in str(spec_error(caught.value, "s.yaml", {("pair",): 3}))

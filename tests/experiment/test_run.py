@@ -10,8 +10,9 @@ from attnbench.core.errors import AttnbenchError
 from attnbench.core.files import parse_yaml, read_jsonl
 from attnbench.core.lock import is_locked, locked
 from attnbench.experiment.grid import only
-from attnbench.experiment.run import Run, adopt, environments, is_done, write_grid
+from attnbench.experiment.run import TESTS, Run, adopt, environments, is_done, write_grid
 from attnbench.experiment.spec import CellSpec
+from attnbench.report.significance import FILE
 
 
 @pytest.fixture
@@ -132,6 +133,18 @@ def test_a_cell_that_is_done_elsewhere_is_taken_over_without_checkpoints(bench: 
     found = {str(path.relative_to(failed.parent)) for path in failed.parent.rglob("*") if path.is_file()}
     assert found == {"spec.yaml", "hyps/test.txt", "metrics.jsonl", "result.json"}
     assert (failed.parent / "result.json").read_bytes() == (there / "result.json").read_bytes()
+
+
+def test_tests_that_were_made_beside_a_cell_come_with_it(bench: Any, experiment: Any):
+    """The corpus's text, on which they could be made again, is in no committed table."""
+    cell, there, root = experiment.cells[0], bench.folder / "results" / "x", bench.runs / "tiny"
+    fill(there / "cells" / f"a-s1-{cell.digest[:8]}", cell.digest)
+    (there / TESTS).write_text('{"test/bleu:1": 0.5, "test/bleu:2": 0.25}')
+    root.mkdir(parents=True)
+    (root / TESTS).write_text('{"test/bleu:2": 0.75}')
+    adopt(root, cell, [bench.folder / "results"])
+    assert json.loads((root / TESTS).read_text()) == {"test/bleu:1": 0.5, "test/bleu:2": 0.75}
+    assert TESTS == FILE
 
 
 def test_what_is_not_that_run_is_not_taken_over(bench: Any, experiment: Any):

@@ -11,6 +11,7 @@ import typer
 
 from attnbench.cli import common
 from attnbench.core.errors import AttnbenchError, DataError, SpecError
+from attnbench.core.lock import locked
 from attnbench.experiment import executor, session
 from attnbench.experiment.executor import Outcome
 from attnbench.experiment.grid import Cell
@@ -270,3 +271,23 @@ def test_a_table_that_another_command_puts_there_meanwhile_is_not_taken_for_ours
     assert [cell.label for cell in found.cells] == ["budget-1", "budget-2"]
     assert "another command has put its table there" in caplog.text
     assert len(list((bench.runs / "tiny" / "cells").iterdir())) == 3
+
+
+def test_a_cell_that_another_process_does_meanwhile_is_done(bench: Any, monkeypatch: pytest.MonkeyPatch):
+    """It is asked for again when all others have ended; one that is still held is told."""
+    grid = {"seeds": [12, 13, 14], "axes": {"model.attention.default.budget": [1]}}
+    experiment = bench.experiment({"grid": grid})
+    first, second, third = experiment.cells
+    root = bench.runs / experiment.name
+    others = [locked(root / "cells" / cell.folder / "lock") for cell in (first, second)]
+
+    def run_cell(cell: Cell, run: Run, place: Any, listen: Any) -> None:
+        run.finish({"digest": cell.digest, "metrics": {}})
+        (root / "cells" / first.folder / "result.json").write_text("{}")  # the other process has finished it
+
+    monkeypatch.setattr(executor, "run_cell", run_cell)
+    with others[0], others[1]:
+        outcomes = bench.run(experiment)
+    assert [outcome.cell for outcome in outcomes] == [third, first, second]
+    assert [outcome.error for outcome in outcomes[:2]] == [None, None]
+    assert "the cell is being run there; wait for it" in (outcomes[2].error or "")

@@ -249,3 +249,12 @@ def test_speeds_and_sizes_of_the_paper_stand_beside_ours(run_folder):
         "valid/bleu": 0.03, "train/seconds_per_epoch": 50, "best/epoch": ">500", "params": 30_019_166,
     }  # fmt: skip
     assert any("BLEU runs from 0 to 1" in line for line in render(folder, "md").splitlines())
+
+
+def test_a_row_that_the_map_misspells_is_told(run_folder):
+    run = run_folder()
+    run.add("softmax")
+    where = {"table": "4", "dataset": "iwslt14_de_en", "metric": "BLEU"}
+    _, notes = numbers(run, compare(where, {"sofmax": "Transformer", "sparsemax": "Sparsemax"}))
+    assert "table.compare.map: no row is called 'sofmax'; did you mean 'softmax'?" in notes
+    assert not any("'sparsemax'" in note for note in notes)  # a table may have fewer rows than its map

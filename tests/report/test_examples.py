@@ -95,3 +95,12 @@ def test_absent_and_damaged_lines_are_named(folder: Path):
     (folder / "cells" / "softmax-s2" / "hyps" / "test.src.txt").unlink()
     with pytest.raises(DataError, match="run its grid again"):
         examples_page(folder, "softmax", "cs")
+
+
+def test_a_task_without_such_scores_is_named(folder: Path):
+    for path in folder.glob("cells/*"):
+        if (path / "hyps").is_dir():
+            (path / "spec.yaml").write_text("task: {kind: document}\n")
+            (path / "hyps" / "test.rep.txt").unlink()
+    with pytest.raises(SpecError, match="REP or DROP, which the task 'document' has not"):
+        examples_page(folder, "softmax", "cs")
