@@ -88,10 +88,11 @@ FAMILIES: dict[str, tuple[Callable[[], list[Entry]], tuple[str, ...]]] = {
 def show_all(entries: list[Entry], columns: tuple[str, ...]) -> None:
     """A table of them on stdout."""
     from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    whole = (Column(column, overflow="fold") for column in columns)  # a name that is cut names nothing
+    table = Table(*whole, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for entry in entries:
         table.add_row(*(Text(_short(entry.get(column))) for column in columns))
     out = common.console()

@@ -127,6 +127,7 @@ def conduct(experiment: Experiment, chosen: Settings, *, dry: bool, as_json: boo
     from attnbench.train.runtime import choose_device
 
     choose_device(chosen.device)  # a device that is not there is an error now, not the failure of every cell
+    _check_names(experiment)
     if dry:
         show_dry_run(dry_run(experiment, chosen), as_json=as_json)
         return
@@ -152,6 +153,19 @@ def conduct(experiment: Experiment, chosen: Settings, *, dry: bool, as_json: boo
     logger.info("results: %s", root)
     if failures:
         raise typer.Exit(1)
+
+
+def _check_names(experiment: Experiment) -> None:
+    """Warn of metrics that the table seems to misspell before hours go into it; a task may have others of its own."""
+    from attnbench.report.names import misspelt
+
+    values = experiment.table.value
+    for key, named in (("value", [values] if isinstance(values, str) else values), ("extra", experiment.table.extra)):
+        for metric in named:
+            if near := misspelt(metric):
+                where = experiment.document.at("table", key)
+                logging.getLogger("attnbench").warning("%s: table.%s: '%s' is no metric that is known; did you mean "
+                                                       "'%s'?", where, key, metric, near)  # fmt: skip
 
 
 def show_dry_run(plan: dict[str, Any], *, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 
 SITES = {"encoder_self": "enc", "decoder_self": "dec", "cross": "cross"}
@@ -37,6 +38,21 @@ _DECIMALS = {
     "wrong_counts": 1, "chrf": 2, "exact": 2, "loss": 3, "nll": 3, "ppl": 2,
     "rep": 2, "drop": 2, "bleu_bound": 2, "exact_bound": 2, "seconds_per_epoch": 2,
 }  # fmt: skip
+
+
+_SCORES = sorted(_HIGHER | _LOWER | set(_WORDS) - {"params", "tokens_per_s", "ms_per_step", "seconds_spread"})
+_USUAL = [
+    *(f"{split}/{name}" for split in ("test", "valid") for name in (*_SCORES, "decode_seconds", "decode_tokens_per_s")),
+    *(f"{group}/{site}" for group in ("attended", "entropy") for site in SITES),
+    "train/tokens_per_s", "train/seconds_per_epoch", "train/seconds", "train/steps", "train/epochs", "train/tokens",
+    "decode/tokens_per_s", "best/step", "best/epoch", "params",
+]  # fmt: skip
+
+
+def misspelt(metric: str) -> str | None:
+    """The usual metric that an unusual name comes close to; None where it may be one of its own."""
+    near = difflib.get_close_matches(metric, _USUAL, n=1, cutoff=0.88)
+    return near[0] if near and metric not in _USUAL else None
 
 
 def last(metric: str) -> str:

@@ -85,3 +85,10 @@ def test_bad_axes_name_the_mend(invoke, tiny, axis, words, dry):
     assert axis.split("=")[0] in result.stderr
     assert result.stdout == ""
     assert not Path("runs").exists()
+
+
+def test_a_metric_that_is_misspelt_is_told_before_the_training(invoke, tiny):
+    told = invoke("ablate", *tiny, "--set", "table.value=[test/blue, test/own]", "--dry-run").stderr
+    assert "table.value: 'test/blue' is no metric that is known; did you mean 'test/bleu'?" in told
+    assert "'test/own'" not in told
+    assert "is known" not in invoke("ablate", *tiny, "--dry-run").stderr

@@ -81,3 +81,10 @@ def test_an_unknown_name_has_a_neighbour():
 def test_prepare_shows_the_same_list(capsys: pytest.CaptureFixture[str]):
     show_datasets(as_json=True)
     assert json.loads(capsys.readouterr().out) == listed("datasets")
+
+
+def test_names_are_whole_in_a_narrow_terminal(invoke, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "40")
+    assert "…" not in invoke("list", "mechanisms").stdout
