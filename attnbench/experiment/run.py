@@ -155,9 +155,10 @@ def find_done(root: Path, cell: Cell, elsewhere: Iterable[Path], content: str | 
 
 def _remember_tests(theirs: Path, ours: Path) -> None:
     """Where the corpus's text is not at hand, tests that were made beside a cell cannot be made again."""
-    known = [_mapping(path) for path in (theirs, ours)]
-    if theirs != ours and known[0].items() - known[1].items():
-        write_json(ours, {**known[0], **known[1]})
+    own = _mapping(ours)
+    both = {**_mapping(theirs), **own}
+    if both != own:
+        write_json(ours, both)
 
 
 def _mapping(path: Path) -> dict[str, Any]:
