@@ -53,10 +53,13 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
     """Run every cell that is not done, here or among committed results; yields the outcome of each as it ends."""
     root = root_of(experiment, settings)
     cells = {cell.folder: cell for cell in experiment.cells}.values()
-    prepare_data([cell for cell in cells if _prepared(cell, settings)], settings)  # finds out what changed
+    prepare_data([cell for cell in cells if _may_have_changed(cell, settings)], settings)
     done = [] if settings.fresh else [cell for cell in cells if _found(root, cell, experiment, settings)]
     if done:
         log.info("%d of %d cells are done already", len(done), len(cells))
+    if any(cell.spec.task.own_files(settings.source) and not _prepared(cell, settings) for cell in done):
+        log.warning("%s: the text that results here were made from is not here, so that nothing tells whether it is "
+                    "what this spec means", root)  # fmt: skip
     firsts: dict[str, Cell] = {}  # cells of one digest are one run, under two labels
     for cell in cells:
         if cell not in done:
@@ -151,6 +154,12 @@ def _elsewhere(experiment: Experiment, settings: Settings) -> list[Path]:
     path = experiment.document.path
     places = [*([path.parent / "results"] if path is not None else []), settings.runs]
     return [place for place in places if place.is_dir()]
+
+
+def _may_have_changed(cell: Cell, settings: Settings) -> bool:
+    """Whether the data are looked at before results are taken for theirs: a spec names own files, not their text."""
+    own = cell.spec.task.own_files(settings.source)
+    return _prepared(cell, settings) or (bool(own) and all(path.exists() for path in own))
 
 
 def _prepared(cell: Cell, settings: Settings) -> bool:

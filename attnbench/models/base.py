@@ -139,17 +139,28 @@ class Seq2SeqModel(nn.Module, ABC):
         return expand_batch(state, beams)._replace(beams=beams)
 
     def received(self, state: Any) -> Float[Tensor, "R S"]:
-        """The weight that each source position has received in all steps, a mean over layers and heads.
+        """The weight that each source position has received in all steps, a mean over layers and heads; 1 a step at
+        most.
 
         Of a State that was started with `track`.
         """
         return state.received
 
 
+_ROUNDING = 1e-3
+"""By which weights that sum to 1 may miss it, in half precision too."""
+
+
 def receive(
     before: Float[Tensor, "R S"] | None, maps: Sequence[Float[Tensor, "B H Q S"]]
 ) -> Float[Tensor, "R S"] | None:
-    """What was received with one more step, whose weights are `maps`, one a layer; None where that is not tracked."""
+    """What was received with one more step, whose weights are `maps`, one a layer; None where that is not tracked.
+
+    A step gives 1 at most: gates, each of which may be 1, are divided by their sum where they give more, or one step
+    would cover every word.
+    """
     if before is None:
         return None
-    return before + torch.stack([unfold(weights).mean(1) for weights in maps]).mean(0)
+    step = torch.stack([unfold(weights).mean(1) for weights in maps]).mean(0)
+    total = step.sum(-1, keepdim=True)
+    return before + torch.where(total > 1 + _ROUNDING, step / total, step)

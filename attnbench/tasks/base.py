@@ -120,6 +120,10 @@ class TaskSpec(Spec):
         """The folder of the prepared data; None while they are not prepared."""
         raise NotImplementedError
 
+    def own_files(self, source: Path | None) -> list[Path]:
+        """The user's own files that the data are made from, there or not; none of a corpus that has a home."""
+        return []
+
     def prepare(self, cache: Path, source: Path | None, offline: bool) -> Path:
         """Download, read `source`, or generate; then tokenise. Nothing is done where it was done before."""
         raise NotImplementedError

@@ -17,7 +17,7 @@ from attnbench.models.fertility.base import Fertility, Lessons
 
 log = logging.getLogger("attnbench")
 
-VERSION = 1
+VERSION = 2
 """Part of the names under which results are kept: another number where the same lessons teach something else."""
 
 

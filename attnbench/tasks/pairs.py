@@ -54,6 +54,9 @@ class PairSpec(Recipe, TaskSpec):
     def prepared(self, cache: Path) -> Path | None:
         return self.data_path(cache) if is_prepared(self, cache) else None
 
+    def own_files(self, source: Path | None) -> list[Path]:
+        return self.dataset.local_files(source)
+
     def prepare(self, cache: Path, source: Path | None, offline: bool) -> Path:
         return prepare(self, cache=cache, source=source, offline=offline)
 

@@ -15,8 +15,9 @@ from attnbench.core.lock import locked
 from attnbench.experiment import executor, session
 from attnbench.experiment.executor import Outcome
 from attnbench.experiment.grid import Cell
+from attnbench.experiment.pipeline import content_sha256
 from attnbench.experiment.run import Run, is_done
-from attnbench.experiment.session import dry_run, prepare_named, run_grid
+from attnbench.experiment.session import Settings, dry_run, prepare_named, run_grid
 from attnbench.report.collect import collect
 from attnbench.report.save import save
 
@@ -291,3 +292,34 @@ def test_a_cell_that_another_process_does_meanwhile_is_done(bench: Any, monkeypa
     assert [outcome.cell for outcome in outcomes] == [third, first, second]
     assert [outcome.error for outcome in outcomes[:2]] == [None, None]
     assert "the cell is being run there; wait for it" in (outcomes[2].error or "")
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_results_of_other_text_of_the_same_names_are_not_taken(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, gone: bool
+):
+    """A spec names own files by their paths: in another folder they may hold anything."""
+    seen: list[Cell] = []
+
+    def run_cell(cell: Cell, run: Run, place: Any, listen: Any) -> None:
+        seen.append(cell)
+        content = content_sha256(cell.spec.task.data_path(place.cache))
+        run.finish({"digest": cell.digest, "metrics": {}, "data": {"content_sha256": content}})
+
+    monkeypatch.setattr(executor, "run_cell", run_cell)
+    monkeypatch.setattr(logging.getLogger("attnbench"), "propagate", True)
+    files = "{kind: parallel, languages: [de, en], hold_every: 4, train: {source: t.de, target: t.en}}"
+    task = f"task={{kind: translation, dataset: {files}, tokenizer: word}}"
+    for name, word in (("one", "haus"), ("two", "hund")):
+        home = tmp_path / name
+        home.mkdir()
+        monkeypatch.chdir(home)
+        for side in ("de", "en"):
+            (home / f"t.{side}").write_text("".join(f"{word} {line}\n" for line in range(12)))
+        grid = {"axes": {"model.attention.default.budget": [1]}}
+        experiment = bench.experiment({"name": name, "grid": grid}, task)
+        if gone and name == "two":
+            (home / "t.de").unlink()
+        list(run_grid(experiment, Settings(bench.runs, home / "cache"), "attnbench test"))
+    assert len(seen) == (1 if gone else 2)
+    assert ("nothing tells whether it is what this spec means" in caplog.text) == gone

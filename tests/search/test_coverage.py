@@ -74,6 +74,19 @@ def test_a_beam_that_holds_everything_finds_the_best_of_everything(raw, beta):
             assert hypothesis.score == pytest.approx(score, abs=1e-9)
 
 
+@torch.no_grad()
+def test_gates_read_no_more_than_one_word_a_step():
+    """Of each word nearly all, at every step: an output of no word would have read the whole source."""
+    raw = {"kind": "gru", "layers": 1, "width": 6, "attention": {"cross": {"transform": "sigmoid"}}}
+    model = models.parse(raw).build(Sizes(VOCABULARY, VOCABULARY, False, PAD, 4)).eval()
+    data = torch.tensor([[3, 4, 5, 3, EOS]])
+    memory = model.encode(Source(data, data != PAD), need_weights=True)
+    state = model.start(memory, 4, 1, track=True)
+    for step in (1, 2):
+        _, state = model.step(memory, state, torch.tensor([3]))
+        assert model.received(state).sum().item() == pytest.approx(step)
+
+
 def test_a_model_that_attends_to_nothing_is_refused():
     raw = {
         "task": {"kind": "copying", "dataset": "copy"},

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from attnbench.attention.history import last
@@ -59,7 +60,8 @@ class PredictedFertility(Fertility):
             return self.output(self.dropout(padded))
 
     def learn(self, train: Lessons, valid: Lessons, seed: int) -> None:
-        """Adam on the negative log-likelihood of the true fertilities; the epoch of the best F1 stays."""
+        """Adam on the negative log-likelihood of the true fertilities; the epoch of the best F1 stays, of equal ones
+        that of the least loss."""
         device = self.output.weight.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
             torch.manual_seed(seed)
@@ -72,22 +74,25 @@ class PredictedFertility(Fertility):
         weights[0] = self.spec.weight_of_one
         self.requires_grad_(True)
         optimizer = torch.optim.Adam(self.parameters(), lr=self.spec.rate)
-        best, kept = -1.0, {}
+        best, kept = (-1.0, 0.0), {}
         for epoch in range(self.spec.epochs):
             super().train()
             for number in torch.randperm(len(train), generator=order).tolist():
                 source, wanted, words = self._lesson(train[number])
-                loss = nn.functional.cross_entropy(self._tag(source)[words], wanted[words], weights)
+                loss = cross_entropy(self._tag(source)[words], wanted[words], weights)
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 optimizer.step()
-            f1, accuracy = self._judge(valid)
+            f1, accuracy, nats = self._judge(valid, weights)
             log.info("fertility tagger, epoch %d: F1 %.3f, accuracy %.3f", epoch + 1, f1, accuracy)
-            if f1 > best:
-                best = f1
+            if (f1, -nats) >= best:  # F1 is 0 until a fertility above 1 is dared, or where there is none
+                best = f1, -nats
                 self.f1.fill_(f1)
                 self.accuracy.fill_(accuracy)
                 kept = {name: tensor.clone() for name, tensor in self.state_dict().items()}
+        if best[0] == 0:
+            log.warning("fertility tagger: it finds no word of the validation text with a fertility above 1; give it "
+                        "more epochs, or another kind of fertility")  # fmt: skip
         self.load_state_dict(kept)
         for parameter in self.parameters():
             parameter.grad = None
@@ -102,20 +107,22 @@ class PredictedFertility(Fertility):
         return source, classes, source.valid & ~last(source.valid)
 
     @torch.no_grad()
-    def _judge(self, lessons: Lessons) -> tuple[float, float]:
-        """F1 of the positions whose fertility is not 1 (right where the fertility is), and accuracy of all."""
+    def _judge(self, lessons: Lessons, weights: Tensor) -> tuple[float, float, float]:
+        """F1 of the positions whose fertility is not 1 (right where the fertility is), accuracy of all, and the loss."""
         super().eval()
-        hits, said, true, right, total = 0, 0, 0, 0, 0
+        hits, said, true, right, total, nats = 0, 0, 0, 0, 0, 0.0
         for lesson in lessons:
             source, wanted, words = self._lesson(lesson)
-            found = self._tag(source).argmax(-1)
+            logits = self._tag(source)
+            nats += float(cross_entropy(logits[words], wanted[words], weights, reduction="sum"))
+            found = logits.argmax(-1)
             same = (found == wanted) & words
             hits += int((same & (wanted > 0)).sum())
             said += int(((found > 0) & words).sum())
             true += int(((wanted > 0) & words).sum())
             right += int(same.sum())
             total += int(words.sum())
-        return 2 * hits / max(1, said + true), right / max(1, total)
+        return 2 * hits / max(1, said + true), right / max(1, total), nats
 
     def report(self) -> dict[str, float]:
         return {"f1": self.f1.item(), "accuracy": self.accuracy.item()}
@@ -145,7 +152,8 @@ class PredictedFertilitySpec(FertilitySpec):
     weight_of_one: float = Field(default=0.5, gt=0, allow_inf_nan=False)
     """How much a word of fertility 1 weighs in the loss; the others weigh 1."""
     epochs: int = Field(default=5, ge=1)
-    """Passes over the training text; the one of the best F1 on the validation text is kept."""
+    """Passes over the training text; the one of the best F1 on the validation text is kept, of equal ones the one of
+    the least loss."""
 
     def build(self, sizes: Sizes) -> PredictedFertility:
         return PredictedFertility(self, sizes.source_vocab, sizes.pad)

@@ -154,3 +154,18 @@ def test_every_kind_stands_in_a_decoder_and_comes_back_with_its_weights(kind):
         found.append((model.state_dict(), model.decode(model.encode(source), target).hidden))
     assert torch.equal(found[0][1], found[1][1])
     assert fertilities.get(kind).paper
+
+
+def test_predicted_goes_on_learning_where_no_fertility_above_1_is_dared(caplog: pytest.LogCaptureFixture):
+    """F1 is 0 in every epoch where all fertilities are 1: the loss tells the epochs apart."""
+    ones = [lesson([(3, 1), (4, 1), (5, 1)], [(6, 1), (7, 1)])]
+    found = []
+    for epochs in (1, 40):
+        tagger = build({**SMALL, "epochs": epochs, "slack": 0.0})
+        tagger.learn(ones, ones, seed=5)
+        found.append(tagger(ones[0])[0, :3].mean().item())
+    assert found[0] > 1.5 > 1.2 > found[1]
+    assert "finds no word of the validation text with a fertility above 1" in caplog.text
+    unjudged = build({**SMALL, "epochs": 40, "slack": 0.0})
+    unjudged.learn(ones, [], seed=5)
+    assert unjudged(ones[0])[0, :3].mean().item() < 1.2
