@@ -77,6 +77,13 @@ class SiteSpec(Spec):
             raise ValueError(f"a budget is a whole number of positions from 1 on, or inf, not {raw!r}")
         return raw
 
+    def _no_taker(self, role: Role) -> str:
+        pattern = self.pattern
+        if role in pattern.roles:
+            return f"pattern '{pattern.kind}' takes none"
+        where = " and ".join(sorted(pattern.roles))
+        return f"pattern '{pattern.kind}' stands at {where} alone (say {role}: {{pattern: full}})"
+
     def resolved(self, role: Role) -> Self:
         """The same site with its budget spent on what takes one. Raises ValueError where nothing does."""
         parts: dict[str, Spec] = {}
@@ -88,12 +95,13 @@ class SiteSpec(Spec):
                     parts[name] = dense if self.budget == "inf" else filled
             if not parts:
                 raise ValueError(
-                    f"the budget {self.budget} has no taker: neither pattern '{self.pattern.kind}' nor transform "
-                    f"'{self.transform.kind}' takes one here; name one that does without its own number of positions "
-                    "(like `transform: topk`), or drop the budget"
+                    f"the budget {self.budget} has no taker at {role}: {self._no_taker(role)}, and transform "
+                    f"'{self.transform.kind}' takes none; name one that does without its own number of positions (like "
+                    "`transform: topk`), or drop the budget"
                 )
         site = self.replace(**parts, budget=None)
-        site.pattern.require()
+        if role in site.pattern.roles:  # else that is the fault, told below
+            site.pattern.require()
         site.transform.require()
         for name in ("module", "bias", "pattern", "transform"):
             part = getattr(site, name)

@@ -35,7 +35,7 @@ def evaluate(
     """Decode a split with a trained cell and score it, translate a text, or judge its attention as word alignment.
     Nothing in the run folder changes.
 
-    Example: attnbench eval runs/demo/cells/budget-inf-s1-082c611b --split valid --set search.size=10
+    Example: attnbench eval runs/demo/cells/budget-inf-s1-* --split valid --set search.size=10
 
     Example: echo "ein Hund läuft" | attnbench eval CELL --input -
 

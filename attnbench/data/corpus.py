@@ -53,7 +53,9 @@ class Split:
         """Target lines as they were given, before tokenisation. The training split keeps none."""
         path = self._folder / f"{self.name}.tgt.raw"
         if not path.exists():
-            raise DataError(f"{self._folder}: the {self.name} split keeps no untokenised references")
+            raise DataError(
+                f"{self._folder}: the {self.name} split keeps no untokenised references to score; valid and test do"
+            )
         return TextLines(path)
 
     @cached_property

@@ -20,10 +20,11 @@ document. blank: an empty line ends one. names: a file beside it has the name of
 of BConTrasT, an agent who writes English, and both sides in one file."""
 
 _XML = re.compile(r"<(?:\?xml|!DOCTYPE|mteval|srcset|refset|tstset|doc\b|url>)", re.IGNORECASE)
-_OPENS = re.compile(r"\s*<(?:doc\b|url>)", re.IGNORECASE)
-_NAME = re.compile(r'docid="([^"]*)"|<talkid>\s*(\S+?)\s*</talkid>', re.IGNORECASE)
-_SEGMENT_OPENS = re.compile(r"<seg\b", re.IGNORECASE)
-_SEGMENT = re.compile(r"<seg\b[^>]*>\s*(.*?)\s*</seg>", re.IGNORECASE)
+_TAG = re.compile(
+    r"""(?P<opens><doc\b|<url>)|docid="(?P<id>[^"]*)"|<talkid>\s*(?P<talk>\S+?)\s*</talkid>"""
+    r"""|<seg\b[^>]*>\s*(?P<segment>.*?)\s*</seg>|(?P<unended><seg\b)""",
+    re.IGNORECASE,
+)
 _MARKUP = re.compile(r"\s*</?[a-zA-Z?!]")
 
 
@@ -124,21 +125,27 @@ def _form(path: Path, names: Path | None) -> Form:
 
 
 def _xml(path: Path) -> Iterator[Sentence]:
-    """Segments, and lines that are no mark-up."""
+    """Segments, and lines that are no mark-up. A line may hold any number of tags; each is taken in its turn."""
     number, name, started = 0, "", True
     for line in read_lines(path):
-        if _OPENS.match(line.text) and started:
-            number, name, started = number + 1, "", False
-        said = _NAME.search(line.text)
-        if said and not started:
-            name = said[1] or said[2]
-        segments = _SEGMENT.findall(line.text)
-        if len(segments) != len(_SEGMENT_OPENS.findall(line.text)):
-            raise DataError(f"{path}:{line.number}: a <seg> does not end on its line; put each on a line of its own")
-        plain = [] if segments or _MARKUP.match(line.text) else [line.text.strip()]
-        for text in [*segments, *filter(None, plain)] if number else []:
-            started = True
-            yield Sentence(name or str(number), Line(line.number, text))
+        tags = list(_TAG.finditer(line.text))
+        if not _MARKUP.match(line.text) and not any(tag["segment"] is not None or tag["unended"] for tag in tags):
+            if number and (text := line.text.strip()):
+                started = True
+                yield Sentence(name or str(number), Line(line.number, text))
+            continue
+        for tag in tags:
+            if tag["unended"]:
+                raise DataError(f"{path}:{line.number}: a <seg> does not end on its line; put each on one of its own")
+            if tag["opens"] and started:
+                number, name, started = number + 1, "", False
+            if (said := tag["id"] or tag["talk"]) and not started:
+                name = said
+            if tag["segment"] is not None:
+                if not number:
+                    raise DataError(f"{path}:{line.number}: a <seg> stands before the first <doc>; put it into one")
+                started = True
+                yield Sentence(name or str(number), Line(line.number, tag["segment"]))
 
 
 def _marked(lines: Iterable[Line]) -> Iterator[Sentence]:

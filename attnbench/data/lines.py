@@ -16,6 +16,7 @@ _MAGIC: dict[str, tuple[bytes, Callable[[Any], Any]]] = {
     ".gz": (b"\x1f\x8b", gzip.open),
     ".xz": (b"\xfd7zXZ\x00", lzma.open),
 }
+_PACKED = {b"BZh91AY&SY": "bzip2", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"7z\xbc\xaf": "7-zip"}
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _BOM = b"\xef\xbb\xbf"
 
@@ -65,6 +66,8 @@ def lines_of(file: IO[bytes], path: Path) -> Iterator[Line]:
     try:
         for number, data in enumerate(file, 1):
             if number == 1:
+                if packer := next((name for magic, name in _PACKED.items() if data.startswith(magic)), None):
+                    raise DataError(f"{path}: is packed by {packer}; unpack it, or pack it by gzip or xz")
                 if data.startswith(_UTF16):
                     raise DataError(f"{path}: is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
                 data = data.removeprefix(_BOM)

@@ -55,9 +55,12 @@ class Recipe(Spec):
         except (ValueError, ValidationError):
             return raw  # told at its own place when the field is read
         usual = dataset.usual()
-        tokenizer = raw.get("tokenizer")
-        if isinstance(tokenizer, Mapping) and "kind" not in tokenizer:  # the usual one, but for what is given
-            raw = {**raw, "tokenizer": {**usual.get("tokenizer", {"kind": "bpe"}), **tokenizer}}
+        tokenizer, its_usual = raw.get("tokenizer"), usual.get("tokenizer", {"kind": "bpe"})
+        given = {"kind": tokenizer} if isinstance(tokenizer, str) else tokenizer
+        if isinstance(given, Mapping) and given.get("kind", its_usual["kind"]) == its_usual["kind"]:
+            if given.get("joint") and not its_usual.get("joint", its_usual["kind"] == "bpe"):
+                its_usual = {"kind": its_usual["kind"]}  # the sizes of two vocabularies are none of one
+            raw = {**raw, "tokenizer": {**its_usual, **given}}  # the usual one, but for what is given
         return {**usual, **raw}
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+import attnbench
 from attnbench.core.errors import SpecError
 from attnbench.core.files import YamlPath, parse_yaml
 from attnbench.core.spec import location, spec_error, unknown
@@ -77,10 +78,13 @@ class Document:
 
 
 def read_document(path: Path, overrides: Sequence[str] = ()) -> Document:
-    """Read a YAML file and apply `key.path=value` overrides (values parsed as YAML).
+    """Read a YAML file, or the packaged spec of that name, and apply `key.path=value` overrides (parsed as YAML).
 
     Raises SpecError when the file cannot be read, is no mapping, or an override is not of that form.
     """
+    packaged = Path(attnbench.__file__).parent / "specs" / f"{path}.yaml"
+    if not path.exists() and path.name == str(path) and packaged.is_file():
+        path = packaged
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -14,7 +14,7 @@ import torch
 from pydantic import ValidationError
 
 from attnbench.core.errors import DataError, SpecError
-from attnbench.core.files import read_json
+from attnbench.core.files import read_json, read_jsonl
 from attnbench.core.spec import spec_error, unknown
 from attnbench.data.corpus import Data
 from attnbench.experiment.document import override_document, read_document
@@ -112,10 +112,14 @@ def _load(model: torch.nn.Module, checkpoints: Path, spec: CellSpec, step: int |
             raise SpecError(f"--step {step}: {unknown('checkpoint', str(step), [str(each) for each in steps])}")
         load_weights(model, weights_path(checkpoints, step))
         return [step]
-    if again is not None and spec.train.average > len(steps):
-        raise SpecError(f"--set {again}: there are {len(steps)} checkpoints ({', '.join(map(str, steps))})")
     scored = [] if again is not None else _evaluated(checkpoints.parent / "result.json")
     chosen = scored or steps[-spec.train.average :]
+    if again is not None and spec.train.average > 1:
+        chosen = _last_validated(checkpoints, spec.train.average) or chosen
+        if not set(chosen) <= set(steps):  # a training keeps as many as its own spec averages, and the best one
+            raise SpecError(f"--set {again}: of the last {spec.train.average} validations, steps "
+                            f"{', '.join(map(str, chosen))}, not all have their checkpoint still (there are "
+                            f"{', '.join(map(str, steps))})")  # fmt: skip
     if not set(chosen) <= set(steps):
         raise DataError(f"{checkpoints}: what was evaluated, {chosen}, is gone; choose a checkpoint with --step")
     if len(chosen) > 1:
@@ -128,10 +132,20 @@ def _load(model: torch.nn.Module, checkpoints: Path, spec: CellSpec, step: int |
     return [best]
 
 
+def _last_validated(checkpoints: Path, count: int) -> list[int]:
+    """The steps of the last validations: each had a checkpoint once."""
+    log = read_jsonl(checkpoints.parent / "metrics.jsonl")
+    return sorted({line["step"] for line in log if "valid/loss" in line})[-count:]
+
+
 def _why_none(result: Path) -> str:
     outcome = read_json(result, RUN_AGAIN).get("outcome", {}) if result.exists() else {}
     if outcome.get("kind") == "diverged":
         return f"the training {outcome['text']}; train it again at a lower rate, clipped, or in fp32"
+    if outcome:
+        return (
+            "the result came from another table, or they were removed; name the cell that was trained, or run --fresh"
+        )
     return "train the cell first"
 
 

@@ -41,22 +41,25 @@ class CellSpec(Spec):
     def _possible(self) -> Self:
         sizes = self.task.model_sizes()
         if getattr(self.model, "tie", None) == "all" and not sizes.joint:
-            raise ValueError(
-                "model.tie 'all' shares one table between both sides, and task.tokenizer keeps two vocabularies; "
-                "set task.tokenizer.joint: true or model.tie: decoder"
+            raise self._impossible_model(
+                "tie 'all' shares one table between both sides, and task.tokenizer keeps two vocabularies; set "
+                "model.tie: decoder, or take one for both (task.tokenizer: {kind: bpe, joint: true})"
             )
         try:
             self.model.check(sizes)
         except ValueError as error:
-            message = PydanticCustomError("impossible_model", "{message}", {"message": str(error)})
-            details = InitErrorDetails(type=message, loc=("model",), input=self.model)
-            raise ValidationError.from_exception_data("CellSpec", [details]) from None
+            raise self._impossible_model(str(error)) from None
         if getattr(self.search, "coverage", None) is not None and not self.model.attends:
             raise ValueError(
                 f"search.coverage asks what each source word has received, and this '{self.model.kind}' attends to "
                 "nothing; drop it, or give the model attention"
             )
         return self
+
+    def _impossible_model(self, why: str) -> ValidationError:
+        message = PydanticCustomError("impossible_model", "{message}", {"message": why})
+        details = InitErrorDetails(type=message, loc=("model",), input=self.model)
+        return ValidationError.from_exception_data("CellSpec", [details])
 
 
 class GridSpec(Spec):

@@ -188,7 +188,7 @@ def _scores(rows: Sequence[Row], view: View) -> list[str]:
     samples = sorted({cell.samples["attended"] for cell in done if "attended" in cell.samples})
     if samples:
         of = f"{_list(samples)} {_units(rows)[1]}"
-        lines.append(f"attended: positions with weight above 0, mean over the queries of {of}")
+        lines.append(f"attended: positions with weight above 0, mean over the queries of {of} of the validation set")
     return lines
 
 

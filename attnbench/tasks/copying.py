@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
+
+from pydantic import model_validator
 
 from attnbench.data.corpus import Data
 from attnbench.metrics.bleu import Score, corpus_bleu
@@ -22,6 +24,16 @@ class CopyingSpec(PairSpec):
 
     kind: Literal["copying"] = "copying"
     primary: ClassVar[str] = "test/bleu"
+
+    @model_validator(mode="after")
+    def _one_language(self) -> Self:
+        source, target = self.dataset.pair()
+        if source != target:
+            raise ValueError(
+                f"dataset: '{self.dataset.kind}' is a translation from {source} to {target}; copying needs a corpus "
+                "whose two sides are one, like copy, lm1b, or parallel with one language and one file twice"
+            )
+        return self
 
     def bind(self) -> Copying:
         return Copying(self)

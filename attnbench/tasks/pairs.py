@@ -84,6 +84,10 @@ class PairTask(ABC):
     def written(self, data: Data, lines: list[str]) -> list[str]:
         """Tokenised output lines as a person is shown them."""
 
+    def require_texts(self, data: Data, split: str) -> None:
+        """Raise DataError where the split lacks what `score` compares with, before it is decoded."""
+        data.split(split)  # the tokenised targets that every split has will do
+
     def references(self, data: Data, split: str) -> list[str]:
         """The targets of a split, tokenised."""
         return list(data.split(split).target)
@@ -144,6 +148,8 @@ class PairTask(ABC):
     def evaluate(
         self, model: Seq2SeqModel, data: Data, split: str, searcher: Searcher, tokens: int, *, brief: bool = False
     ) -> Metrics:
+        if not brief:
+            self.require_texts(data, split)
         started = time.perf_counter()
         decoded = self.decode(model, data.eval_batches(split, tokens=tokens), searcher)
         seconds = time.perf_counter() - started
@@ -176,8 +182,8 @@ class PairTask(ABC):
                     f"line {number} has {len(ids)} tokens, and the model reads {model.max_length}; cut it, or give "
                     "--set model.max_length=N, if its positions are not learned ones"
                 )
-        order = sorted(range(len(encoded)), key=lambda line: len(encoded[line]))
-        found: dict[int, str] = {}
+        found = {line: "" for line, ids in enumerate(encoded) if len(ids) == 1}  # nothing is said there
+        order = sorted(set(range(len(encoded))) - found.keys(), key=lambda line: len(encoded[line]))
         with packed(model, searcher.spec.quantization):
             for start in range(0, len(order), SENTENCES):
                 chosen = order[start : start + SENTENCES]

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from attnbench.core.files import read_jsonl
+
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory) -> Path:
@@ -68,6 +70,23 @@ def test_text_is_read_as_training_text_is(invoke, cell, tmp_path):
     assert "nosuch: cannot be read" in invoke("eval", cell, "--input", "nosuch", code=4).stderr
 
 
+def test_nothing_is_said_of_an_empty_line(invoke, cell):
+    lines = invoke("eval", cell, "--input", "-", stdin="the dog\n\n  \nthe dog\n").stdout.split("\n")
+    assert lines[0] == lines[3] != ""
+    assert lines[1:3] == ["", ""]
+    assert invoke("eval", cell, "--input", "-", stdin="\n").stdout == "\n"
+
+
+def test_the_training_split_cannot_be_scored(invoke, cell, monkeypatch):
+    monkeypatch.setattr("attnbench.tasks.pairs.PairTask.decode", lambda *given, **named: pytest.fail("it was decoded"))
+    assert "keeps no untokenised references to score" in invoke("eval", cell, "--split", "train", code=4).stderr
+
+
+def test_a_result_without_its_checkpoints_says_why(invoke, cell):
+    shutil.rmtree(cell / "checkpoints")
+    assert "the result came from another table, or they were removed" in invoke("eval", cell, code=4).stderr
+
+
 def test_a_line_that_is_too_long_is_named(invoke, cell):
     told = invoke("eval", cell, "--input", "-", stdin="the dog\n" + "dog " * 3000 + "\n", code=2).stderr
     assert "line 2 has 3001 tokens" in told
@@ -112,9 +131,11 @@ def test_weights_are_averaged_as_asked_whatever_was_scored(invoke, cell):
     result = json.loads((cell / "result.json").read_text())
     assert scored() == result["weights"] == [result["metrics"]["best/step"]]
     assert scored("--set", "train.average=1") == result["weights"]
-    assert scored("--set", f"train.average={len(steps)}") == steps
-    told = invoke("eval", cell, "--set", "train.average=99", code=2).stderr
-    assert f"--set train.average=99: there are {len(steps)} checkpoints" in told
+    last = sorted(line["step"] for line in read_jsonl(cell / "metrics.jsonl") if "valid/loss" in line)
+    assert scored("--set", "train.average=2") == last[-2:]
+    shutil.rmtree(cell / "checkpoints" / f"step-{last[-2]}")
+    told = invoke("eval", cell, "--set", "train.average=2", code=2).stderr
+    assert f"of the last 2 validations, steps {last[-2]}, {last[-1]}, not all have their checkpoint still" in told
     told = invoke("eval", cell, "--set", "train.average=2", "--step", steps[0], code=2).stderr
     assert f"--step {steps[0]} and --set train.average=2 exclude each other" in told
 

@@ -106,6 +106,7 @@ def test_an_agent_writes_english(tmp_path, form):
         ("a\n", "names", "give `names`"),
         ('{"a": [{"speaker": "agent", "source": null, "target": "b"}]}', "chat", "is not a file of chats"),
         ('<doc docid="1">\n<seg>a\n</seg>\n', "xml", r"a\.txt:2: a <seg> does not end on its line"),
+        ("<mteval><seg>a</seg>\n", "xml", r"a\.txt:1: a <seg> stands before the first <doc>"),
         ("<tei>\na\n", "auto", "begins with '<tei>', a mark-up that is not known"),
         ("<d id=3>\na\n", "auto", "a mark-up that is not known"),
     ],
@@ -123,6 +124,15 @@ def test_segments_in_capitals_or_side_by_side(tmp_path):
     wanted = [("x", "a"), ("x", "b"), ("y", "c")]
     given = '<DOC docid="x">\n<p><seg id="1">a</seg> <SEG>b </SEG></p>\n</DOC>\n<DOC docid="y"><seg>c</seg>\n'
     assert found(text(tmp_path, given), "en") == wanted
+
+
+@pytest.mark.parametrize("given", [
+    '<doc docid="a">\n<seg>1</seg>\n</doc><doc docid="b">\n<seg>2</seg>\n</doc>\n',
+    '<?xml version="1.0"?>\n<refset><doc docid="a"><seg>1</seg>\n</doc>\n<doc docid="b">\n<seg>2</seg></doc>\n',
+    '<doc docid="a"><seg>1</seg></doc><doc docid="b"><seg>2</seg></doc>\n',
+])  # fmt: skip
+def test_a_document_may_begin_anywhere_on_a_line(tmp_path, given):
+    assert found(text(tmp_path, given), "en", "xml") == [("a", "1"), ("b", "2")]
 
 
 def test_an_utterance_is_one_line(tmp_path):

@@ -37,7 +37,7 @@ GOLDEN_LIST = """\
 - mean ± sample standard deviation (seeds); bold: best
 - not tested, for want of common seeds or of saved lines that give the scores: topk-8 (test BLEU)
 - test BLEU: nrefs:1\\|case:lc\\|eff:no\\|tok:none\\|smooth:none\\|version:2.6.0
-- attended: positions with weight above 0, mean over the queries of 256 sentences
+- attended: positions with weight above 0, mean over the queries of 256 sentences of the validation set
 - paper: A paper (2020); table 1
 - recalled: from memory of the paper, never checked against a copy
 - commit 0123456789ab; data corpus/aaaaaaaaaaaa; 5 min in all

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from attnbench.data.base import EOS
 from attnbench.data.corpus import Data
@@ -130,3 +131,9 @@ def test_a_sample_of_the_training_sentences(data: Data, task: Copying, model: Se
     assert task.sample_bleu(model, data, copier, 40, size) == pytest.approx(100)
     assert copier.sources == wanted
     assert task.sample_bleu(model, data, Copier(wrong=100), 40, size) < 100
+
+
+def test_a_translation_is_not_copied():
+    """Its target would be learned in place of the source, and scored as a copy."""
+    with pytest.raises(ValidationError, match="'multi30k-de-en' is a translation from de to en"):
+        CopyingSpec.model_validate({"dataset": "multi30k-de-en"})

@@ -39,12 +39,10 @@ Excess = float | Float[Tensor, "..."]
 
 def weigh(masked: Float[Tensor, "... K"], excess: Excess) -> Float[Tensor, "... K"]:
     """Weights of masked scores for excess > SOFTMAX_BELOW."""
-    rows = centre(masked)
-    if isinstance(excess, float) and excess > 1:
-        root = _bracketed(rows.centred, excess)
-    else:
-        root = _climbed(rows.centred, excess)
-    return share(_masses(rows.centred, spoil(root, rows.spoilt), excess)[0])
+    steep = isinstance(excess, float) and excess > 1
+    rows = centre(masked.double() if steep else masked)  # r^(1/e) makes rounding large: a hundredth in float32 at e = 4
+    root = _bracketed(rows.centred, excess) if steep else _climbed(rows.centred, excess)
+    return share(_masses(rows.centred, spoil(root, rows.spoilt), excess)[0]).to(masked.dtype)
 
 
 def _masses(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, NamedTuple
+
+from pydantic import AfterValidator
 
 from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec
@@ -108,6 +111,17 @@ class DatasetSpec(Spec):
         """
         raise NotImplementedError
 
+
+def language_code(code: str) -> str:
+    """A field's validator: Moses has its rules under such codes, and takes any other for a language without rules."""
+    if not re.fullmatch(r"[a-z]{2,3}", code):
+        near = re.match(r"[A-Za-z]{2,3}(?![A-Za-z])", code)
+        hint = f", like '{near[0].lower()}'" if near else ", like 'en'"
+        raise ValueError(f"'{code}' is no code of a language: two or three small letters{hint}")
+    return code
+
+
+LanguageCode = Annotated[str, AfterValidator(language_code)]
 
 datasets: Registry[DatasetSpec] = Registry("dataset", DatasetSpec, "attnbench.data.datasets")
 DatasetField = Annotated[DatasetSpec, Family(lambda: datasets)]

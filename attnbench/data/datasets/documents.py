@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from attnbench.core.spec import Spec
 from attnbench.data.datasets._own_files import existing, present_or_first
-from attnbench.data.datasets.base import SPLITS, DatasetSpec, Languages, datasets
+from attnbench.data.datasets.base import SPLITS, DatasetSpec, LanguageCode, Languages, datasets
 from attnbench.data.documents import Form, Written, read_documents, write_aligned
 from attnbench.data.finder import Finder
 from attnbench.data.parts import Part
@@ -38,7 +38,7 @@ class DocumentsSpec(DatasetSpec):
     title: ClassVar = "any documents in two languages"
     documents: ClassVar = True
     recipe: ClassVar = MappingProxyType({"block": 512})
-    languages: list[str] = Field(min_length=2, max_length=2)
+    languages: list[LanguageCode] = Field(min_length=2, max_length=2)
     """Codes of the source and the target language, like [de, en]; Moses tokenises by them."""
     train: list[DocumentFiles] = Field(min_length=1)
     """Training text."""

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from attnbench.core.spec import Spec
 from attnbench.data.datasets._own_files import existing, present_or_first
-from attnbench.data.datasets.base import DatasetSpec, Languages, datasets
+from attnbench.data.datasets.base import DatasetSpec, LanguageCode, Languages, datasets
 from attnbench.data.finder import Finder
 from attnbench.data.parts import Part
 
@@ -33,7 +33,7 @@ class ParallelSpec(DatasetSpec):
     kind: Literal["parallel"] = "parallel"
     title: ClassVar = "any two line-aligned files"
     recipe: ClassVar = MappingProxyType({"empty": "error"})
-    languages: list[str] = Field(min_length=2, max_length=2)
+    languages: list[LanguageCode] = Field(min_length=2, max_length=2)
     """Codes of the source and the target language, like [de, en]; Moses tokenises by them."""
     train: Files
     """Training text."""

@@ -108,7 +108,7 @@ class PredictedFertility(Fertility):
 
     @torch.no_grad()
     def _judge(self, lessons: Lessons, weights: Tensor) -> tuple[float, float, float]:
-        """F1 of the positions whose fertility is not 1 (right where the fertility is), accuracy of all, and the loss."""
+        """F1 of positions whose fertility is not 1 (right where the fertility is), accuracy of all, and the loss."""
         super().eval()
         hits, said, true, right, total, nats = 0, 0, 0, 0, 0, 0.0
         for lesson in lessons:

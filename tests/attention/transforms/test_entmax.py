@@ -226,3 +226,12 @@ class TestLearned:
             (module(scores) - target).square().sum().backward()
             optimiser.step()
         assert module.alpha.item() == pytest.approx(1.9, abs=0.01)
+
+
+@pytest.mark.parametrize("alpha", [2.1, 2.5, 3.0, 4.0, 5.0])
+def test_steep_weights_are_exact_in_single_precision(alpha):
+    """Each is infinitely steep at its threshold, where a rounding of the score would show."""
+    scores = torch.randn(500, 20, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(
+        entmax(scores, alpha=alpha).double(), entmax(scores.double(), alpha=alpha), rtol=1e-6, atol=1e-7
+    )
