@@ -39,9 +39,12 @@ Excess = float | Float[Tensor, "..."]
 
 def weigh(masked: Float[Tensor, "... K"], excess: Excess) -> Float[Tensor, "... K"]:
     """Weights of masked scores for excess > SOFTMAX_BELOW."""
-    steep = isinstance(excess, float) and excess > 1
-    rows = centre(masked.double() if steep else masked)  # r^(1/e) makes rounding large: a hundredth in float32 at e = 4
-    root = _bracketed(rows.centred, excess) if steep else _climbed(rows.centred, excess)
+    if isinstance(excess, float) and excess > 1:
+        rows = centre(masked.double())  # r^(1/e) makes rounding large: in float32 a hundredth at e = 4
+        root = _bracketed(rows.centred, excess)
+    else:
+        rows = centre(masked)
+        root = _climbed(rows.centred, excess)
     return share(_masses(rows.centred, spoil(root, rows.spoilt), excess)[0]).to(masked.dtype)
 
 

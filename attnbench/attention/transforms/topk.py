@@ -131,6 +131,8 @@ class TopKSpec(TransformSpec):
     def _one_of_two(self) -> Self:
         if self.k is not None and self.ratio is not None:
             raise ValueError("give k or ratio, not both")
+        if self.at_least != 1 and self.ratio is None:
+            raise ValueError("at_least goes with ratio; drop it, or give ratio in place of k")
         return self
 
     @property
