@@ -77,7 +77,7 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
             root, Place(settings.cache, settings.device), jobs=min(settings.jobs, max(1, len(pending))),
             fresh=settings.fresh, listen=listen, devices=all_devices() if settings.device is None else (),
         )  # fmt: skip
-        for outcome in _held_last(root, executor.map(pending)):
+        for outcome in _held_last(root, executor.map(pending), settings):
             yield outcome
             for twin in twins:
                 if twin.digest == outcome.cell.digest:
@@ -90,8 +90,8 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
         write_grid(root, experiment, command)
 
 
-def _held_last(root: Path, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
-    """The outcomes; those of cells that another process was at come last, and may be done by then."""
+def _held_last(root: Path, outcomes: Iterable[Outcome], settings: Settings) -> Iterator[Outcome]:
+    """The outcomes; those of cells that another process was at come last, and may be done by then (though not anew)."""
     held = []
     for outcome in outcomes:
         if outcome.held:
@@ -99,7 +99,7 @@ def _held_last(root: Path, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
         else:
             yield outcome
     for outcome in held:
-        yield Outcome(outcome.cell) if is_done(root, outcome.cell) else outcome
+        yield Outcome(outcome.cell) if is_done(root, outcome.cell) and not settings.fresh else outcome
 
 
 @contextmanager
