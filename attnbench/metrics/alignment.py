@@ -11,9 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 Link = tuple[int, int]
 """(source, target), counted from 0."""
 
-_ROUNDING = 1e-3
-"""By which weights that sum to 1 may miss it, in half precision too."""
-
 
 class AlignmentScore(NamedTuple):
     """0 to 1; None where nothing is there to divide by. aer: the less, the better."""
@@ -50,27 +47,19 @@ def soft_alignment_error_rate(
 ) -> AlignmentScore:
     """The same with weights in place of links, a sum of weights in place of a number of links (SAER, Tu et al. 2016).
 
-    weights: for each pair [T, S], target words by source words. Where a row of any pair sums to more than 1, they are
-    gates, no distribution, and every row is divided by its sum.
+    weights: for each pair [T, S], target words by source words.
     Raises ValueError for sides of unequal length, or a link beyond its weights.
     """
     _require_equal(weights, sure, possible)
     links = in_sure = in_possible = 0.0
     every_sure = 0
-    tables = [np.asarray(given, dtype=np.float64) for given in weights]
-    if any(table.size and table.sum(-1).max() > 1 + _ROUNDING for table in tables):
-        tables = [_as_shares(table) for table in tables]
-    for number, (pair, right, maybe) in enumerate(zip(tables, map(set, sure), map(set, possible), strict=True)):
+    for number, (given, right, maybe) in enumerate(zip(weights, map(set, sure), map(set, possible), strict=True)):
+        pair = np.asarray(given, dtype=np.float64)
         links += float(pair.sum())
         every_sure += len(right)
         in_sure += _sum_at(pair, right, number)
         in_possible += _sum_at(pair, right | maybe, number)
     return _score(links, every_sure, in_sure, in_possible)
-
-
-def _as_shares(table: NDArray[np.float64]) -> NDArray[np.float64]:
-    totals = table.sum(-1, keepdims=True)
-    return np.divide(table, totals, out=np.zeros_like(table), where=totals > 0)
 
 
 def attention_links(weights: ArrayLike) -> list[Link]:

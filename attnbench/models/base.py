@@ -156,11 +156,14 @@ def receive(
 ) -> Float[Tensor, "R S"] | None:
     """What was received with one more step, whose weights are `maps`, one a layer; None where that is not tracked.
 
-    A step gives 1 at most: gates, each of which may be 1, are divided by their sum where they give more, or one step
-    would cover every word.
+    A step gives 1 at most: gates, each of which may be 1, would cover every word at once.
     """
     if before is None:
         return None
-    step = torch.stack([unfold(weights).mean(1) for weights in maps]).mean(0)
-    total = step.sum(-1, keepdim=True)
-    return before + torch.where(total > 1 + _ROUNDING, step / total, step)
+    return before + at_most_one(torch.stack([unfold(weights).mean(1) for weights in maps]).mean(0))
+
+
+def at_most_one(weights: Float[Tensor, "... S"]) -> Float[Tensor, "... S"]:
+    """Rows that sum to more than 1, as those of gates may, divided by their sum; others as they are."""
+    total = weights.sum(-1, keepdim=True)
+    return torch.where(total > 1 + _ROUNDING, weights / total, weights)

@@ -16,7 +16,7 @@ from attnbench.data.base import BOS, EOS, PAD
 from attnbench.data.corpus import Data
 from attnbench.data.tokenizers.base import Vocabulary
 from attnbench.metrics.alignment import word_weights
-from attnbench.models.base import Seq2SeqModel, Source
+from attnbench.models.base import Seq2SeqModel, Source, at_most_one
 
 SENTENCES = 32
 
@@ -27,7 +27,8 @@ def word_attention(
 ) -> list[NDArray[np.float64]]:
     """[T, S] for each pair of tokenised lines: what each target word, told to the decoder, attended to of the source.
 
-    A mean over layers and heads; pieces are summed over a source word and averaged over a target word; EOS is left out.
+    A mean over layers and heads, of gates the shares where they sum to more than 1; pieces are summed over a source
+    word and averaged over a target word; EOS is left out.
     Raises DataError where the model tells no attention.
     """
     given = [_pieces(line, data, data.source_vocabulary) for line in sources]
@@ -63,7 +64,7 @@ def _decode(model: Seq2SeqModel, sources: list[list[int]], targets: list[list[in
     cross = (maps or {}).get("cross")
     if not cross:
         raise DataError("this model attends to nothing, so that there is no attention to judge")
-    mean = torch.stack([weights.float().mean(1) for weights in cross]).mean(0)
+    mean = at_most_one(torch.stack([weights.float().mean(1) for weights in cross]).mean(0))
     return list(mean.cpu().double().numpy())
 
 

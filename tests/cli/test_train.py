@@ -136,7 +136,8 @@ def test_a_cell_that_fails_is_kept_and_the_exit_code_says_so(invoke, tiny):
     assert json.loads(invoke("train", *broken, "--json", code=1).stdout)["name"] == "demo"
 
 
-def test_a_packaged_spec_goes_by_its_name(invoke, tmp_path):
+def test_a_packaged_spec_goes_by_its_name(invoke, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert "nothing was written" in invoke("train", "demo", "--cell", "budget-inf", "--dry-run").stdout
     (tmp_path / "demo").write_text("name: mine\ntask: {kind: copying, dataset: copy}\nmodel: lstm\n")
     assert "runs/mine" in invoke("train", "demo", "--dry-run").stdout  # a file of one's own goes first

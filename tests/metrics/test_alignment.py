@@ -55,16 +55,6 @@ def test_soft_by_hand():
     assert score == pytest.approx((1 - (0.7 + 1.1) / (2 + 1), 1.1 / 2, 0.7))
 
 
-def test_weights_that_are_no_distribution_are_divided_by_their_sum():
-    """A gate may be 1, and fixed-size memory tells more than that, for every word at once."""
-    links = [[(0, 0), (1, 1)]]
-    gates = [[[3.0, 1.0], [0.5, 0.5]]]
-    shares = [[[0.75, 0.25], [0.5, 0.5]]]
-    assert soft_alignment_error_rate(gates, links, links) == soft_alignment_error_rate(shares, links, links)
-    half = [[[0.4, 0.1], [0.0, 0.0]]]  # what EOS received is no word's
-    assert soft_alignment_error_rate(half, links, links).precision == pytest.approx(0.8)
-
-
 def test_nothing_to_divide_by():
     assert alignment_error_rate([], [], []) == (None, None, None)
     assert alignment_error_rate([[]], [[(0, 0)]], [[]]) == (1.0, None, 0.0)
