@@ -53,7 +53,7 @@ def prepare(recipe: Recipe, *, cache: Path, source: Path | None = None, offline:
         ready = _ready(path, recipe, source)
         if not ready:
             with making(path):
-                ready = _ready(path, recipe, source)  # another process may have made it meanwhile
+                ready = _ready(path, recipe, source, tell=False)  # another process may have made it meanwhile
                 if not ready:
                     _make(recipe, path, cache, source, offline)
         if ready and source is not None:
@@ -100,17 +100,19 @@ def _make(recipe: Recipe, path: Path, cache: Path, source: Path | None, offline:
         write_json(work / MANIFEST, manifest)
 
 
-def _ready(path: Path, recipe: Recipe, source: Path | None) -> bool:
+def _ready(path: Path, recipe: Recipe, source: Path | None, *, tell: bool = True) -> bool:
     if not (path / MANIFEST).exists():
         return False
     manifest, files = read_manifest(path), recipe.dataset.local_files(source)
     noted = manifest.get("local_files") or [None] * len(files)  # older ones do not say which file was which
     for file, digest in zip(files, noted, strict=True):
         if not file.exists():  # it may be gone once it is prepared
-            log.warning("%s is not here; what was prepared from files of these names before serves: %s", file, path)
+            if tell:
+                log.warning("%s is not here; what was prepared from files of these names before serves: %s", file, path)
             continue
         if _digest_of(file) != digest:
-            log.warning("%s is not what it was when it was prepared; preparing again", file)
+            if tell:
+                log.warning("%s is not what it was when it was prepared; preparing again", file)
             return False
     return True
 

@@ -92,3 +92,10 @@ def test_a_metric_that_is_misspelt_is_told_before_the_training(invoke, tiny):
     assert "table.value: 'test/blue' is no metric that is known; did you mean 'test/bleu'?" in told
     assert "'test/own'" not in told
     assert "is known" not in invoke("ablate", *tiny, "--dry-run").stderr
+
+
+def test_a_dry_run_says_how_many_runs_the_cells_are(invoke, tiny):
+    """At an endless budget every site is dense, whichever was named."""
+    options = ("--axis", "site=cross,all", "--axis", "budget=2,inf", "--dry-run")
+    assert "4 cells, 3 runs: cells of one digest are one, would go to" in invoke("ablate", *tiny, *options).stdout
+    assert "runs:" not in invoke("ablate", *tiny, "--dry-run").stdout.splitlines()[-1]
