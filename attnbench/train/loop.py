@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
+from attnbench.core.errors import AttnbenchError
 from attnbench.data.base import Cursor
 from attnbench.search.base import Searcher
 from attnbench.tasks.base import Task
@@ -104,6 +105,7 @@ def train(
     clock = time.perf_counter()
     while True:
         pairs = list(itertools.islice(stream, spec.accumulate))
+        _require_epochs(spec, state, pairs[-1][0])
         batches = [batch for _, batch in pairs]
         step = state.step + 1
         logs = step % spec.log_every == 0
@@ -191,6 +193,16 @@ def _line(state: TrainState, rate: float, norm: float | None, runtime: Runtime) 
         "train/tokens_per_s": window.tokens / max(window.seconds, 1e-9),
         "train/max_mem_mb": runtime.peak_memory_mb(),
     }
+
+
+def _require_epochs(spec: TrainSpec, state: TrainState, cursor: Cursor) -> None:
+    """Raise AttnbenchError before the first update, where that takes several epochs and the spec counts in them."""
+    counts = spec.max_epochs is not None or spec.validate_every == "epoch"
+    if counts and state.step == 0 and cursor[0] > 1:
+        raise AttnbenchError(
+            f"train.accumulate: {spec.accumulate} batches are {cursor[0]} epochs of these data and more, so that none "
+            "can be counted; lower it or train.batch_tokens, or give max_steps and validate_every in updates"
+        )
 
 
 def _prune(folder: Path, state: TrainState, spec: TrainSpec) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from attnbench.core.errors import AttnbenchError
 from attnbench.train.state import checkpoint_steps, load_average
 
 
@@ -224,3 +225,14 @@ def test_bf16_computes_in_bf16_and_keeps_weights_in_float32(toys: Any):
     assert set(kinds) == {torch.bfloat16}
     assert {tensor.dtype for tensor in toy.weights(4).values()} == {torch.float32}
     assert all(math.isfinite(value) for value in toy.log.of("train/loss"))
+
+
+@pytest.mark.parametrize("counts", [{"max_steps": 1000, "max_epochs": 2}, {"max_steps": 2, "validate_every": "epoch"}])
+def test_an_update_of_several_epochs_is_refused_where_epochs_count(toys: Any, counts: dict[str, Any]):
+    """It would go on past the epochs that were asked for, and say that it had kept to them."""
+    toy = toys(toys.Task(of_epochs=[1.0] * 9), accumulate=2 * toys.per_epoch + 1, **counts)
+    with pytest.raises(AttnbenchError, match=r"train.accumulate: \d+ batches are 2 epochs of these data and more"):
+        toy()
+    steps = {"max_steps": 2, "validate_every": 1}
+    toy = toys(toys.Task(of_epochs=[1.0] * 9), accumulate=2 * toys.per_epoch + 1, **steps)
+    assert toy().state.step == 2
