@@ -17,6 +17,7 @@ _MAGIC: dict[str, tuple[bytes, Callable[[Any], Any]]] = {
     ".xz": (b"\xfd7zXZ\x00", lzma.open),
 }
 _PACKED = {b"BZh91AY&SY": "bzip2", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"7z\xbc\xaf": "7-zip"}
+"""How archives begin that are not read."""
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _BOM = b"\xef\xbb\xbf"
 

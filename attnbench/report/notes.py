@@ -14,12 +14,10 @@ from attnbench.report.collect import STATUSES, Cell, Experiment
 from attnbench.report.compare import Comparison
 from attnbench.report.layout import View
 from attnbench.report.rank import LEVEL, Ranks
-from attnbench.report.rows import Row, said
+from attnbench.report.rows import WHOLE_CELL, Row, said
 from attnbench.report.significance import SAMPLES, has_test
 
 SHOWN = 20
-WHOLE_CELL = "cell"
-"""The axis of whole cells."""
 _ATTENTION = "model.attention"
 """An axis below it may speak of several sites at once (`all`, `site`, `budget`)."""
 
@@ -83,7 +81,7 @@ def _twins(done: Sequence[Cell]) -> list[str]:
 def _settings(rows: Sequence[Row]) -> list[str]:
     """In what rows differ beside the axes: a cell that was run again with other settings stands in its old place."""
     axes = {_ATTENTION if _within(path, _ATTENTION) else path for row in rows for path in row.axes}
-    if WHOLE_CELL in axes:  # its entries may change anything
+    if WHOLE_CELL in axes:
         return []
     known = {row.label: spec for row in rows if (spec := next((cell.spec for cell in row.done if cell.spec), None))}
     first = next(iter(known.values()), {})

@@ -14,6 +14,8 @@ from attnbench.report.collect import Cell, Scalar
 
 REDUCERS = ("mean_std", "mean", "max")
 """How the seeds of a row become one number."""
+WHOLE_CELL = "cell"
+"""The axis whose entries may change any part of a cell."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def refuse_mixtures(rows: Iterable[Row]) -> None:
         _seeds_of_one_system(row.done)
         task = repr([(path, value) for path, value in row.axes.items() if path.split(".", 1)[0] == "task"])
         for cell in row.done:  # an axis of whole cells may change the task too: their specs say whether it does
-            own = repr(cell.spec.get("task")) if "cell" in row.axes else ""
+            own = repr(cell.spec.get("task")) if WHOLE_CELL in row.axes else ""
             groups.setdefault(task + own, []).append(cell)
     for cells in groups.values():
         for metric in sorted({name for cell in cells for name in cell.signatures}):

@@ -49,9 +49,6 @@ class Documents(PairTask):
         outputs, wanted = ([_flat(self._sentences(line)) for line in side] for side in (lines, references))
         return corpus_bleu(outputs, wanted, self.spec.bleu)
 
-    def require_texts(self, data: Data, split: str) -> None:
-        _ = data.split(split).references
-
     def score(self, data: Data, split: str, lines: list[str]) -> Metrics:
         documents, wanted = self._documents(data, split), [self._sentences(line) for line in data.split(split).target]
         decoded = [self._sentences(line) for line in lines]

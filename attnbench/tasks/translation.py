@@ -63,9 +63,6 @@ class Translation(PairTask):
             lines, references = ([line.replace(" @-@ ", "-") for line in side] for side in (lines, references))
         return corpus_bleu(lines, references, self.spec.bleu, compound_split=self.spec.compound_split)
 
-    def require_texts(self, data: Data, split: str) -> None:
-        _ = data.split(split).references
-
     def score(self, data: Data, split: str, lines: list[str]) -> Metrics:
         references = self.references(data, split)
         plain, raw = data.detokenize(lines), list(data.split(split).references)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import bz2
 import gzip
 import lzma
 import os
@@ -96,3 +97,12 @@ def test_a_name_that_lies_is_refused(tmp_path: Path) -> None:
 def test_an_absent_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere: cannot be read"):
         texts(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(("content", "packer"), [
+    (bz2.compress(b"a b\n" * 50), "bzip2"), (b"PK\x03\x04rest", "zip"), (b"\x28\xb5\x2f\xfdrest", "zstd"),
+])  # fmt: skip
+def test_an_archive_that_is_not_read_is_named(tmp_path: Path, content: bytes, packer: str) -> None:
+    (tmp_path / "a.de").write_bytes(content)
+    with pytest.raises(DataError, match=f"a.de: is packed by {packer}; unpack it"):
+        texts(tmp_path / "a.de")

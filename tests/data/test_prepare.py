@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import bz2
 import errno
 import gzip
 import hashlib
@@ -14,7 +13,6 @@ import time
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from attnbench.core.errors import DataError
 from attnbench.core.files import cache_root
@@ -380,20 +378,6 @@ def test_preparing_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize(("codes", "words"), [
-    (["FR", "en"], "'FR' is no code of a language: two or three small letters, like 'fr'"),
-    (["de", "en-US"], "like 'en'"),
-    (["German", "en"], "'German' is no code"),
-    (["", "en"], "'' is no code"),
-])  # fmt: skip
-def test_what_is_no_code_of_a_language_is_refused(tmp_path: Path, codes: list[str], words: str) -> None:
-    """Moses would tokenise it by the rules of no language, without a word."""
-    with pytest.raises(ValidationError, match=words):
-        Recipe.model_validate(
-            {"dataset": {"kind": "parallel", "languages": codes, "train": {"source": "a", "target": "b"}}}
-        )
-
-
 def test_a_corpus_that_trains_on_its_test_set_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "text"
     side = {"source": text(folder, "a.de", SOURCE), "target": text(folder, "a.en", TARGET)}
@@ -402,26 +386,3 @@ def test_a_corpus_that_trains_on_its_test_set_is_told(tmp_path: Path, caplog: py
     prepare(Recipe.model_validate({"dataset": dataset, "tokenizer": "word"}), cache=tmp_path / "cache")
     assert "20 of the 20 pairs of test stand in the training text too" in caplog.text
     assert "of valid" not in caplog.text
-
-
-def test_a_tokenizer_of_the_usual_kind_has_the_usual_sizes() -> None:
-    def made(raw: object) -> dict[str, object]:
-        return Recipe.model_validate({"dataset": "wmt14-en-de", "tokenizer": raw}).tokenizer.dump()
-
-    usual = made({})
-    assert usual["vocab"] == 32768
-    assert made("bpe") == made({"kind": "bpe"}) == usual
-    assert made({"kind": "bpe", "joint": False}) == made({"joint": False}) == {**usual, "joint": False}
-    assert made("word")["source_vocab"] == 8000
-    joint = Recipe.model_validate({"dataset": "demo", "tokenizer": {"joint": True}}).tokenizer.dump()
-    assert joint["source_vocab"] == joint["target_vocab"]  # though the demo's usual two are of two sizes
-
-
-@pytest.mark.parametrize(("content", "packer"), [
-    (bz2.compress(b"a b\n" * 50), "bzip2"), (b"PK\x03\x04rest", "zip"), (b"\x28\xb5\x2f\xfdrest", "zstd"),
-])  # fmt: skip
-def test_an_archive_that_is_not_read_is_named(tmp_path: Path, content: bytes, packer: str) -> None:
-    mine = recipe(tmp_path / "text")
-    (tmp_path / "text" / "a.de").write_bytes(content)
-    with pytest.raises(DataError, match=f"a.de: is packed by {packer}; unpack it"):
-        prepare(mine, cache=tmp_path / "cache")

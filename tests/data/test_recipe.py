@@ -152,3 +152,30 @@ def test_a_tokenizer_without_a_kind_is_the_usual_one_but_for_what_is_given():
         "kind": "bpe",
         "vocab": 300,
     }
+
+
+@pytest.mark.parametrize(("codes", "words"), [
+    (["FR", "en"], "'FR' is no code of a language: two or three small letters, like 'fr'"),
+    (["de", "en-US"], "like 'en'"),
+    (["German", "en"], "'German' is no code"),
+    (["", "en"], "'' is no code"),
+])  # fmt: skip
+def test_what_is_no_code_of_a_language_is_refused(codes: list[str], words: str) -> None:
+    """Moses would tokenise it by the rules of no language, without a word."""
+    with pytest.raises(ValidationError, match=words):
+        Recipe.model_validate(
+            {"dataset": {"kind": "parallel", "languages": codes, "train": {"source": "a", "target": "b"}}}
+        )
+
+
+def test_a_tokenizer_of_the_usual_kind_has_the_usual_sizes() -> None:
+    def made(raw: object) -> dict[str, object]:
+        return Recipe.model_validate({"dataset": "wmt14-en-de", "tokenizer": raw}).tokenizer.dump()
+
+    usual = made({})
+    assert usual["vocab"] == 32768
+    assert made("bpe") == made({"kind": "bpe"}) == usual
+    assert made({"kind": "bpe", "joint": False}) == made({"joint": False}) == {**usual, "joint": False}
+    assert made("word")["source_vocab"] == 8000
+    joint = Recipe.model_validate({"dataset": "demo", "tokenizer": {"joint": True}}).tokenizer.dump()
+    assert joint["source_vocab"] == joint["target_vocab"]  # though the demo's usual two are of two sizes

@@ -112,8 +112,8 @@ class DatasetSpec(Spec):
         raise NotImplementedError
 
 
-def language_code(code: str) -> str:
-    """A field's validator: Moses has its rules under such codes, and takes any other for a language without rules."""
+def _language_code(code: str) -> str:
+    """Moses has its rules under such codes, and takes any other for a language without rules."""
     if not re.fullmatch(r"[a-z]{2,3}", code):
         near = re.match(r"[A-Za-z]{2,3}(?![A-Za-z])", code)
         hint = f", like '{near[0].lower()}'" if near else ", like 'en'"
@@ -121,7 +121,7 @@ def language_code(code: str) -> str:
     return code
 
 
-LanguageCode = Annotated[str, AfterValidator(language_code)]
+LanguageCode = Annotated[str, AfterValidator(_language_code)]
 
 datasets: Registry[DatasetSpec] = Registry("dataset", DatasetSpec, "attnbench.data.datasets")
 DatasetField = Annotated[DatasetSpec, Family(lambda: datasets)]

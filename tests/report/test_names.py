@@ -1,0 +1,24 @@
+"""Names of metrics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from attnbench.report.names import misspelt
+
+
+@pytest.mark.parametrize(("metric", "meant"), [
+    ("test/blue", "test/bleu"), ("valid/los", "valid/loss"), ("attended/crss", "attended/cross"), ("test/own", None),
+])  # fmt: skip
+def test_a_name_that_comes_close_to_a_usual_one_is_misspelt(metric: str, meant: str | None):
+    assert misspelt(metric) == meant
+
+
+def test_no_metric_of_a_finished_table_passes_for_misspelt():
+    tables = sorted((Path(__file__).parents[2] / "experiments").glob("*/results/*/results.json"))
+    measured = {name for path in tables for name in json.loads(path.read_text())["metrics"]}
+    assert len(measured) > 40
+    assert {name: near for name in measured if (near := misspelt(name))} == {}
