@@ -51,15 +51,13 @@ class Attention(NamedTuple):
     backend: Backend = "auto"
 
 
-def transform_cases(
-    shapes: tuple[tuple[int, ...], ...], device: torch.device, peers: list[Peer], names: list[str] | None = None
-) -> Iterator[Case]:
+def transform_cases(shapes: tuple[tuple[int, ...], ...], device: torch.device, peers: list[Peer]) -> Iterator[Case]:
     """Forward, and forward with backward, of every transform; torch.softmax goes first, and peers last."""
     for shape in shapes:
         generator = torch.Generator().manual_seed(0)
         scores = (torch.randn(shape, generator=generator) * 2).to(device)
         upstream = torch.randn(shape, generator=generator).to(device)
-        built = {name: _transform(name, shape, device) for name in names or TRANSFORMS}
+        built = {name: _transform(name, shape, device) for name in TRANSFORMS}
         functions: dict[str, Callable[[Tensor], Tensor]] = {BASELINE: lambda given: torch.softmax(given, -1), **built}
         functions |= {
             f"{peer.package}: {name}": function for peer in peers for name, function in peer.transforms.items()

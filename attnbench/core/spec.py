@@ -135,13 +135,13 @@ def dotted(path: YamlPath) -> str:
     return ".".join(str(part) for part in path)
 
 
-def spec_error(error: ValidationError, name: str, lines: Mapping[YamlPath, int | str], at: YamlPath = ()) -> SpecError:
+def spec_error(error: ValidationError, name: str, lines: Mapping[YamlPath, int | str]) -> SpecError:
     """A SpecError that gives the place and YAML path of each fault.
 
     lines: the line of `name` on which a path begins, or the place itself where the path was not given there.
     """
     rows = []
-    for path, message in _united(problems(error, at), lines):
+    for path, message in _united(problems(error), lines):
         kept = path
         while kept and kept not in lines:  # a path that the file does not spell out: its nearest parent
             kept = kept[:-1]

@@ -1,4 +1,4 @@
-"""Nested NamedTuples of tensors: pick and repeat rows of dimension 0. Beam reordering lives here alone."""
+"""Nested NamedTuples of tensors: pick and repeat rows of dimension 0, as beams do."""
 
 from __future__ import annotations
 

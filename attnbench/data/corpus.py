@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnbench.core.errors import DataError
+from attnbench.core.spec import unknown
 from attnbench.data.base import Batch, Cursor
 from attnbench.data.batching import Ids, TrainStream, eval_batches
 from attnbench.data.blocks import join_sentences, split_sentences
@@ -101,7 +102,7 @@ class Data:
         """train, valid or test. Raises DataError for another name."""
         known = self.manifest["splits"]
         if name not in known:
-            raise DataError(f"no split '{name}' (known: {', '.join(known)})")
+            raise DataError(unknown("split", name, list(known)))
         sizes = self.recipe.sizes()
         return Split(self.path, name, known[name], (sizes.source, sizes.target), self._fertilities)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -38,8 +39,8 @@ def pack(folder: Path, split: str, vocabularies: tuple[Vocabulary, Vocabulary], 
     counts = {"pairs": 0, "sentences": 0, "longer": 0}
     with TemporaryDirectory(dir=folder) as temporary:
         work = Path(temporary)
-        writers = [TextWriter(work / f"{split}.{name}") for name in (*names, "docs")]
-        try:
+        with ExitStack() as files:
+            writers = [files.enter_context(TextWriter(work / f"{split}.{name}")) for name in (*names, "docs")]
             for block in _blocks(_sentences(folder, split, names, vocabularies), limit):
                 for writer, texts in zip(writers[:-1], zip(*(each.texts for each in block), strict=True), strict=True):
                     writer.write(join_sentences(texts))
@@ -47,9 +48,6 @@ def pack(folder: Path, split: str, vocabularies: tuple[Vocabulary, Vocabulary], 
                 counts["pairs"] += 1
                 counts["sentences"] += len(block)
                 counts["longer"] += _width(block) > limit
-        finally:
-            for writer in writers:
-                writer.__exit__(None, None, None)
         for file in work.iterdir():
             file.replace(folder / file.name)
     if counts["longer"]:

@@ -50,12 +50,28 @@ class _Offsets:
             self._file.close()
 
 
-class TextWriter:
-    """Writes lines to `path` and their offsets to `path`.idx. A context manager."""
+class _Writer:
+    """A file of rows and that of their offsets, closed together. A context manager."""
+
+    def __init__(self, path: Path, offsets: Path) -> None:
+        self._file = path.open("wb", buffering=1 << 20)
+        self._offsets = _Offsets(offsets)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            self._file.close()
+        finally:
+            self._offsets.close()
+
+
+class TextWriter(_Writer):
+    """Writes lines to `path` and their offsets to `path`.idx."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb", buffering=1 << 20)
-        self._offsets = _Offsets(path.with_name(path.name + ".idx"))
+        super().__init__(path, path.with_name(path.name + ".idx"))
 
     def write(self, line: str) -> None:
         data = line.encode() + b"\n"
@@ -66,25 +82,15 @@ class TextWriter:
     def rows(self) -> int:
         return self._offsets.rows
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        try:
-            self._file.close()
-        finally:
-            self._offsets.close()
-
-
-class IdsWriter:
-    """Writes lists of ids to `path` (NAME.ids) and their offsets to NAME.idx. A context manager.
+class IdsWriter(_Writer):
+    """Writes lists of ids to `path` (NAME.ids) and their offsets to NAME.idx.
 
     rows: size of the vocabulary; up to 65,536 the ids take two bytes each, else four.
     """
 
     def __init__(self, path: Path, rows: int) -> None:
-        self._file = path.open("wb", buffering=1 << 20)
-        self._offsets = _Offsets(path.with_suffix(".idx"))
+        super().__init__(path, path.with_suffix(".idx"))
         self._dtype = ids_dtype(rows)
 
     def write(self, rows: Sequence[Sequence[int]]) -> None:
@@ -92,15 +98,6 @@ class IdsWriter:
         self._file.write(np.fromiter(chain.from_iterable(rows), self._dtype).tobytes())
         for row in rows:
             self._offsets.add(len(row))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        try:
-            self._file.close()
-        finally:
-            self._offsets.close()
 
 
 def ids_dtype(rows: int) -> np.dtype[Any]:

@@ -9,6 +9,8 @@ from typing import Any, Literal, NamedTuple, get_args
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
+from attnbench.core.spec import unknown
+
 BleuKind = Literal["13a", "13a_lc", "tok", "tok_lc"]
 """`13a`: sacrebleu's default, on detokenised text. `tok`: the formula of multi-bleu.perl, on tokenised text as it is,
 unsmoothed (0 if any precision is 0). `_lc`: both sides lower-cased first."""
@@ -58,7 +60,7 @@ def bleu_metric(kind: BleuKind, *, effective_order: bool = False) -> BLEU:
     Raises ValueError for an unknown kind.
     """
     if kind not in _SETTINGS:
-        raise ValueError(f"unknown BLEU '{kind}' (known: {', '.join(BLEU_KINDS)})")
+        raise ValueError(unknown("BLEU", kind, BLEU_KINDS))
     # `force` only silences its warning that text looks tokenised
     return BLEU(force=True, effective_order=effective_order, **_SETTINGS[kind])
 

@@ -117,15 +117,16 @@ class Seq2SeqModel(nn.Module, ABC):
         """Scores of the next token; apart from decode(), so that a loss may skip padding."""
 
     @abstractmethod
-    def start(self, memory: Any, capacity: int, beams: int = 1, *, track: bool = False) -> Any:
-        """The State before the first token: B * beams rows, beams of a source adjacent, room for `capacity` tokens.
+    def start(self, memory: Any, capacity: int, *, track: bool = False) -> Any:
+        """The State before the first token: a row a source, and room for `capacity` tokens.
 
         track: sum up the attention over the source, for `received`; the Memory must hold what weights need.
         """
 
     @abstractmethod
     def step(self, memory: Any, state: Any, token: Int[Tensor, "R"]) -> tuple[Float[Tensor, "R V"], Any]:
-        """Logits after one more token a row (R = B * beams), and the next State. The State passed in is spent."""
+        """Logits after one more token a row, those of a source adjacent, and the next State. The State passed in is
+        spent."""
 
     def reorder(self, state: Any, rows: Int[Tensor, "R"], shared: int) -> Any:
         """The State with what row `rows[i]` held in row i, as many rows as before. The State passed in is spent.
@@ -135,7 +136,7 @@ class Seq2SeqModel(nn.Module, ABC):
         return select_batch(state, rows)
 
     def widen(self, state: Any, beams: int) -> Any:
-        """The State of one row a source (`start` with beams = 1) as one of `beams` equal ones, adjacent."""
+        """The State of one row a source as one of `beams` equal ones, adjacent."""
         return expand_batch(state, beams)._replace(beams=beams)
 
     def received(self, state: Any) -> Float[Tensor, "R S"]:

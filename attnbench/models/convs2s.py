@@ -250,11 +250,11 @@ class ConvS2S(Seq2SeqModel):
     def logits(self, hidden: Float[Tensor, "... E"]) -> Float[Tensor, "... V"]:
         return self.output(hidden)
 
-    def start(self, memory: ConvS2SMemory, capacity: int, beams: int = 1, *, track: bool = False) -> ConvS2SState:
-        rows = memory.scale.shape[0] * beams
+    def start(self, memory: ConvS2SMemory, capacity: int, *, track: bool = False) -> ConvS2SState:
+        rows = memory.scale.shape[0]
         blank = memory.scale.new_zeros(rows, self.seen, self.expand.out_features)
         received = memory.scale.new_zeros(rows, 1) if track else None
-        return ConvS2SState(0, (blank,) * len(self.decoder), beams, received)
+        return ConvS2SState(0, (blank,) * len(self.decoder), 1, received)
 
     def step(
         self, memory: ConvS2SMemory, state: ConvS2SState, token: Int[Tensor, "R"]

@@ -214,7 +214,7 @@ class Recurrent(Seq2SeqModel):
             output = self.attention(states, memory.cross, positions, need_weights=need_weights)
             hidden, weights = self._read(states, output.context, embedded), output.weights
         else:
-            state = self._start(memory, beams=1)
+            state = self._start(memory)
             parts, maps = [], []
             for at in range(target_in.shape[1]):
                 part, state, each = self._advance(memory.cross, state, embedded[:, at : at + 1], need_weights)
@@ -229,8 +229,8 @@ class Recurrent(Seq2SeqModel):
     def logits(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
         return self.output(hidden)
 
-    def start(self, memory: RecurrentMemory, capacity: int, beams: int = 1, *, track: bool = False) -> RecurrentState:
-        state = self._start(memory, beams)
+    def start(self, memory: RecurrentMemory, capacity: int, *, track: bool = False) -> RecurrentState:
+        state = self._start(memory)
         return state._replace(received=state.cells[0].new_zeros(len(state.cells[0]), 1)) if track else state
 
     def step(
@@ -241,11 +241,10 @@ class Recurrent(Seq2SeqModel):
         hidden, state, weights = self._advance(memory.cross, state, embedded, need_weights=before is not None)
         return self.logits(hidden[:, 0]), state._replace(received=receive(before, [] if weights is None else [weights]))
 
-    def _start(self, memory: RecurrentMemory, beams: int) -> RecurrentState:
-        cells = tuple(torch.repeat_interleave(cell, beams, 0) for cell in memory.initial)
-        feeds = self.spec.input_feeding != "none"
+    def _start(self, memory: RecurrentMemory) -> RecurrentState:
+        cells, feeds = memory.initial, self.spec.input_feeding != "none"
         fed = cells[0].new_zeros(cells[0].shape[0], self.fed_width) if feeds else None
-        return RecurrentState(0, cells, fed, None, beams)
+        return RecurrentState(0, cells, fed, None, beams=1)
 
     def _advance(
         self, cross: Memory, state: RecurrentState, embedded: Float[Tensor, "R 1 E"], need_weights: bool

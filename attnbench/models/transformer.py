@@ -309,15 +309,13 @@ class Transformer(Seq2SeqModel):
     def logits(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
         return self.output(hidden)
 
-    def start(
-        self, memory: TransformerMemory, capacity: int, beams: int = 1, *, track: bool = False
-    ) -> TransformerState:
+    def start(self, memory: TransformerMemory, capacity: int, *, track: bool = False) -> TransformerState:
         like = memory.cross[0].values
-        rows = like.shape[0] * beams
+        rows = like.shape[0]
         caches = tuple(layer.attention.allocate(rows, capacity, like) for layer in self.decoder)
         if track:
-            return TransformerState(0, caches, beams, like.new_zeros(rows, 1))
-        return TransformerState(0, caches, beams, None, self._compiled())
+            return TransformerState(0, caches, 1, like.new_zeros(rows, 1))
+        return TransformerState(0, caches, 1, None, self._compiled())
 
     def _compiled(self) -> CompiledDecoder | None:
         """The decoder in compiled code, unless something else decodes."""

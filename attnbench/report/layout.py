@@ -10,7 +10,7 @@ from attnbench.report import names
 from attnbench.report.collect import Experiment, Scalar
 from attnbench.report.compare import Comparison, Reported
 from attnbench.report.rank import Ranks, shown
-from attnbench.report.rows import REDUCERS, Row
+from attnbench.report.rows import Row
 
 Mark = Literal["", "best", "tied", "paper"]
 ABSENT = ""
@@ -51,24 +51,20 @@ class View:
     extra: tuple[str, ...]
 
     @classmethod
-    def of(cls, table: Mapping[str, object], rows: Sequence[Row]) -> View:
-        reduce = str(table.get("reduce") or "mean_std")
-        values = _strings(table.get("value")) or _guess(rows)
-        cols = str(table["cols"]) if table.get("cols") else None
-        view = cls(str(table.get("rows") or "label"), cols, values, reduce, _strings(table.get("extra")))
-        return view if reduce in REDUCERS else cls(view.rows, cols, values, "mean_std", view.extra)
+    def of(cls, table: Mapping[str, object]) -> View:
+        return cls(
+            rows=str(table.get("rows") or "label"),
+            cols=str(table["cols"]) if table.get("cols") else None,
+            values=_strings(table.get("value")),
+            reduce=str(table.get("reduce") or "mean_std"),
+            extra=_strings(table.get("extra")),
+        )
 
 
 def _strings(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         return (value,)
     return tuple(str(item) for item in value) if isinstance(value, (list, tuple)) else ()
-
-
-def _guess(rows: Sequence[Row]) -> tuple[str, ...]:
-    """A table that names no value: BLEU where it was measured, or the validation loss."""
-    known = {name for row in rows for name in row.stats}
-    return tuple(name for name in ("valid/bleu", "test/bleu", "test/d_bleu") if name in known) or ("valid/loss",)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ from attnbench.core.errors import AttnbenchError
 from attnbench.core.spec import differing
 from attnbench.report.collect import Cell, Scalar
 
-REDUCERS = ("mean_std", "mean", "max")
-"""How the seeds of a row become one number."""
 WHOLE_CELL = "cell"
 """The axis whose entries may change any part of a cell."""
 

@@ -69,7 +69,7 @@ def report(folder: Path, judge: Judge | None = None) -> Report:
     """
     experiment = collect(folder)
     rows = group(experiment.cells)
-    view = View.of(experiment.table, rows)
+    view = View.of(experiment.table)
     ranks = rank(contests(rows, view), view.reduce, judge or PairedTests(folder))
     return Report(experiment, rows, view, ranks, comparison(experiment))
 

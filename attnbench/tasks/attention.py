@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from attnbench.core.errors import DataError
+from attnbench.core.errors import SpecError
 from attnbench.data.alignment.links import words
 from attnbench.data.base import BOS, EOS, PAD
 from attnbench.data.corpus import Data
@@ -29,7 +29,7 @@ def word_attention(
 
     A mean over layers and heads, of gates the shares where they sum to more than 1; pieces are summed over a source
     word and averaged over a target word; EOS is left out.
-    Raises DataError where the model tells no attention.
+    Raises SpecError where the model tells no attention.
     """
     given = [_pieces(line, data, data.source_vocabulary) for line in sources]
     told = [_pieces(line, data, data.target_vocabulary) for line in targets]
@@ -63,7 +63,7 @@ def _decode(model: Seq2SeqModel, sources: list[list[int]], targets: list[list[in
     maps = model.decode(memory, _padded([[BOS, *ids] for ids in targets]).to(device), need_weights=True).maps
     cross = (maps or {}).get("cross")
     if not cross:
-        raise DataError("this model attends to nothing, so that there is no attention to judge")
+        raise SpecError("this model attends to nothing, so that there is no attention to judge")
     mean = at_most_one(torch.stack([weights.float().mean(1) for weights in cross]).mean(0))
     return list(mean.cpu().double().numpy())
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from attnbench.core.errors import AttnbenchError
 from attnbench.data.base import Cursor
+from attnbench.metrics.likelihood import perplexity
 from attnbench.search.base import Searcher
 from attnbench.tasks.base import Task
 from attnbench.train.divergence import first_nonfinite
@@ -186,7 +187,7 @@ def _line(state: TrainState, rate: float, norm: float | None, runtime: Runtime) 
         "elapsed_s": round(state.seconds, 3),
         "train/loss": window.loss / max(1, window.tokens),
         "train/nll": nll,
-        "train/ppl": math.exp(min(nll, 700.0)),
+        "train/ppl": perplexity(window.nll, window.tokens),
         "train/lr": rate,
         "train/grad_norm": norm,
         "train/tokens": state.tokens,

@@ -66,7 +66,8 @@ class Runtime:
 
 
 def choose_device(name: str | None) -> torch.device:
-    """`name`, or a GPU if there is one, else the processor. Raises MissingExtraError when the device is not there."""
+    """`name`, or a GPU if there is one, else the processor. Raises SpecError for
+    an unknown kind of device, and MissingExtraError when the device is not there."""
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

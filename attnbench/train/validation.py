@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from attnbench.metrics.likelihood import perplexity
 from attnbench.search.base import Searcher
 from attnbench.tasks.base import EVAL_TOKENS, Task
 from attnbench.train.ending import RISE
@@ -75,6 +76,6 @@ def epoch_line(passed: Window, validated: Mapping[str, Any], bleu: Mapping[str, 
     """
     nll = passed.nll / max(1, passed.tokens)
     line: dict[str, Any] = {name: validated[name] for name in ("step", "epoch", "elapsed_s")}
-    line |= {"epoch/train_loss": nll, "epoch/train_ppl": math.exp(min(nll, 700.0)), **bleu}
+    line |= {"epoch/train_loss": nll, "epoch/train_ppl": perplexity(passed.nll, passed.tokens), **bleu}
     line |= {name.replace("valid/", "epoch/valid_"): validated[name] for name in validated if name.startswith("valid/")}
     return {**line, "epoch/tokens": passed.tokens, "epoch/seconds": passed.seconds}

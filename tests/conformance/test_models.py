@@ -236,7 +236,7 @@ def test_step_with_beams_equals_decode(raw, dtype, tolerance):
     whole = logits(model, Source(*(expand_batch(part, beams) for part in (source.data, source.valid))), prefixes)
     pack(model)
     memory = model.encode(source)
-    state = model.start(memory, 5, beams)
+    state = model.widen(model.start(memory, 5), beams)
     for at in range(3):
         found, state = model.step(memory, state, prefixes[:, at])
         close(found, whole[:, at], tolerance)
@@ -296,7 +296,7 @@ def test_dimension_zero_is_the_row(raw):
     assert shapes(memory)
     assert {shape[0] for shape in shapes(memory)} == {len(LENGTHS)}
     for beams in (1, 4):
-        state = model.start(memory, 6, beams)
+        state = model.widen(model.start(memory, 6), beams)
         for _ in range(2):
             assert shapes(state)
             assert {shape[0] for shape in shapes(state)} == {len(LENGTHS) * beams}
@@ -418,7 +418,7 @@ def test_what_was_received_is_the_sum_of_the_weights_told(raw):
     told = torch.randint(3, VOCABULARY, (len(LENGTHS) * beams, 4), generator=torch.Generator().manual_seed(4))
     memory = model.encode(source, need_weights="cross")
     assert getattr(memory, "maps", None) is None  # those of the encoder, which a search would only carry along
-    state = model.start(memory, 4, beams, track=True)
+    state = model.widen(model.start(memory, 4, track=True), beams)
     rows = torch.tensor([1, 0, 3, 3, 4, 5])
     for at in range(4):
         _, state = model.step(memory, state, told[:, at]) if models.parse(raw).attends else (None, state)

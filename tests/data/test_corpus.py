@@ -65,7 +65,7 @@ def test_batches_hold_the_lines_they_name(small: Data) -> None:
 
 
 def test_what_is_not_there(small: Data) -> None:
-    with pytest.raises(DataError, match=r"no split 'dev' \(known: train, valid, test\)"):
+    with pytest.raises(DataError, match=r"unknown split 'dev' \(known: train, valid, test\)"):
         small.split("dev")
     with pytest.raises(DataError, match="keeps no untokenised references"):
         _ = small.split("train").references

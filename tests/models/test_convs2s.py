@@ -275,7 +275,7 @@ def test_the_state_is_the_last_inputs_of_each_layer(kernel):
     model = build(kernel=kernel, decoder_layers=3)
     source, _ = batch()
     memory = model.encode(source)
-    state = model.start(memory, 40, beams=4)
+    state = model.widen(model.start(memory, 40), 4)
     first = model.expand(model.target_embedding(torch.full((1, 1), 5)))[0, 0]
     for length in range(1, 8):
         _, state = model.step(memory, state, torch.full((12,), 5))

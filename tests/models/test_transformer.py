@@ -340,7 +340,7 @@ def test_decoding_with_fixed_memory_touches_no_encoder_state(beams, padding_left
     token = torch.full((2 * beams,), 1)
 
     def decode(memory):
-        state, found = model.start(memory, 3, beams), []
+        state, found = model.widen(model.start(memory, 3), beams), []
         for _ in range(3):
             logits, state = model.step(memory, state, token)
             found.append(logits)

@@ -55,9 +55,8 @@ class Toy(Seq2SeqModel):
     def logits(self, hidden):
         return self.table[hidden.squeeze(-1)]
 
-    def start(self, memory, capacity, beams=1, *, track=False):
-        key = expand_batch(memory.key, beams)
-        return ToyState(key, key, 0, beams)
+    def start(self, memory, capacity, *, track=False):
+        return ToyState(memory.key, memory.key, 0, 1)
 
     def step(self, memory, state, token):
         assert torch.equal(state.source, expand_batch(memory.key, state.beams)), "Memory and State went separate ways"

@@ -81,7 +81,7 @@ def test_gates_read_no_more_than_one_word_a_step():
     model = models.parse(raw).build(Sizes(VOCABULARY, VOCABULARY, False, PAD, 4)).eval()
     data = torch.tensor([[3, 4, 5, 3, EOS]])
     memory = model.encode(Source(data, data != PAD), need_weights=True)
-    state = model.start(memory, 4, 1, track=True)
+    state = model.start(memory, 4, track=True)
     for step in (1, 2):
         _, state = model.step(memory, state, torch.tensor([3]))
         assert model.received(state).sum().item() == pytest.approx(step)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnbench.core.errors import DataError
+from attnbench.core.errors import SpecError
 from attnbench.data.base import BOS, EOS
 from attnbench.data.corpus import Data
 from attnbench.models.base import Seq2SeqModel, Source, models
@@ -85,7 +85,7 @@ def test_a_model_without_attention_is_told(spec, data):
     model = build(
         spec, {"kind": "lstm", "layers": 1, "width": 8, "readout": "state", "attention": {"cross": {"module": "none"}}}
     )
-    with pytest.raises(DataError, match="attends to nothing"):
+    with pytest.raises(SpecError, match="attends to nothing"):
         word_attention(model, data, ["a"], ["b"])
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from attnbench.core.errors import MissingExtraError
 from attnbench.data.alignment.links import Links, read_links, words
-from attnbench.data.alignment.symmetrize import METHODS, Method, symmetrize
+from attnbench.data.alignment.symmetrize import Method, require_method, symmetrize
 
 
 def align_eflomal(
@@ -27,8 +27,7 @@ def align_eflomal(
     Raises ValueError for sides of unequal length or an unknown method, and MissingExtraError if eflomal is absent.
     """
     aligner = _package().Aligner()
-    if method not in METHODS:
-        raise ValueError(f"unknown method '{method}' (known: {', '.join(METHODS)})")
+    require_method(method)
     pairs = [*zip(sources, targets, strict=True), *zip(*train, strict=True)]
     if not any(words(source) and words(target) for source, target in pairs):  # it would divide by zero
         return [[] for _ in sources]

@@ -18,7 +18,7 @@ from attnbench.core.files import write_atomic
 from attnbench.data.alignment.cells import Text
 from attnbench.data.alignment.ibm2 import RECOMMENDED, Ibm2, Ibm2Settings, decode, train
 from attnbench.data.alignment.links import Links, words
-from attnbench.data.alignment.symmetrize import METHODS, Method, symmetrize
+from attnbench.data.alignment.symmetrize import Method, require_method, symmetrize
 
 Direction = Literal["forward", "reverse"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
@@ -27,8 +27,7 @@ _FORMAT = "attnbench aligner 1"
 
 def needed(method: Method) -> tuple[Direction, ...]:
     """The directions that a method takes. Raises ValueError for an unknown one."""
-    if method not in METHODS:
-        raise ValueError(f"unknown method '{method}' (known: {', '.join(METHODS)})")
+    require_method(method)
     return (method,) if method in ("forward", "reverse") else DIRECTIONS
 
 

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Literal, get_args
 
+from attnbench.core.spec import unknown
 from attnbench.data.alignment.links import Link, Links
 
 Method = Literal[
@@ -15,6 +16,12 @@ Method = Literal[
 METHODS: tuple[Method, ...] = get_args(Method)
 
 _NEIGHBOURS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))
+
+
+def require_method(name: str) -> None:
+    """Raises ValueError for a method that is not among METHODS."""
+    if name not in METHODS:
+        raise ValueError(unknown("method", name, METHODS))
 
 
 def symmetrize(forward: Iterable[Link], reverse: Iterable[Link], method: Method) -> Links:
@@ -36,8 +43,7 @@ def symmetrize(forward: Iterable[Link], reverse: Iterable[Link], method: Method)
         return sorted(one & other)
     if method == "union":
         return sorted(one | other)
-    if method not in METHODS:
-        raise ValueError(f"unknown method '{method}' (known: {', '.join(METHODS)})")
+    require_method(method)
     # from here on target first: the order in which sorting visits
     grown = _Growth(((target, source) for source, target in one & other))
     grown.grow({(target, source) for source, target in one | other})

@@ -212,7 +212,6 @@ class DemoSpec(DatasetSpec):
 
     kind: Literal["demo"] = "demo"
     title: ClassVar = "generated two-language corpus with known word alignments"
-    licence: ClassVar = ""
     recipe: ClassVar = MappingProxyType(
         {"tokenizer": {"kind": "word", "source_vocab": 128, "target_vocab": 288}, "pretokenize": "none"}
     )

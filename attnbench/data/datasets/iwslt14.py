@@ -41,9 +41,6 @@ class Iwslt14DeEn(DatasetSpec):
     def pair(self) -> Languages:
         return Languages("de", "en")
 
-    def moses_words(self) -> bool:
-        return True
-
     def bundles(self) -> list[list[Remote]]:
         url = "https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"
         return [[Remote("de-en.tgz", (url,), None, 19_982_877)]]

@@ -41,9 +41,6 @@ class Iwslt15EnVi(DatasetSpec):
     def pair(self) -> Languages:
         return Languages("en", "vi")
 
-    def moses_words(self) -> bool:
-        return True
-
     def bundles(self) -> list[list[Remote]]:
         plain = [Remote(name, (_STANFORD + name,), f"md5:{md5}") for name, md5 in _MD5.items()]
         packed = ("train-en-vi.tgz", "dev-2012-en-vi.tgz", "test-2013-en-vi.tgz")
