@@ -22,7 +22,7 @@ def unfold(queries: Float[Tensor, "B H Q K"]) -> Float[Tensor, "R H K"]:
     return queries.transpose(1, 2).flatten(0, 1)
 
 
-def last(valid: Bool[Tensor, "B K"]) -> Bool[Tensor, "B K"]:
+def last_position(valid: Bool[Tensor, "B K"]) -> Bool[Tensor, "B K"]:
     """True at the last valid position of each row, padded on the right."""
     return valid & ~pad(valid[:, 1:], (0, 1))
 
@@ -32,10 +32,10 @@ def endow(fertility: Float[Tensor, "B K"], valid: Bool[Tensor, "B K"]) -> Float[
 
     The sink is there to take what no word may: its bound is 1 at every step, and a bound of inf is the same.
     """
-    return fertility.masked_fill(~valid, 0.0).masked_fill(last(valid), torch.inf)
+    return fertility.masked_fill(~valid, 0.0).masked_fill(last_position(valid), torch.inf)
 
 
-def left(fertility: Float[Tensor, "B K"], spent: Float[Tensor, "R #H K"]) -> Float[Tensor, "B #H Q K"]:
+def remaining(fertility: Float[Tensor, "B K"], spent: Float[Tensor, "R #H K"]) -> Float[Tensor, "B #H Q K"]:
     """`u = max(0, f - spent)` (Malaviya et al. 2018); the gradient goes back through what was spent.
 
     What is left where NaN was spent is inf: the context of that step is NaN already, and a training that has diverged

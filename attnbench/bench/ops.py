@@ -43,7 +43,7 @@ PATTERNS = ("window", "block", "dilated", "global", "bigbird", "random")
 BASELINE = "torch.softmax"
 
 
-class Attention(NamedTuple):
+class Method(NamedTuple):
     """One mechanism of whole attention."""
 
     pattern: Any = "full"
@@ -116,15 +116,15 @@ def attention_cases(
         batch, heads, length, _ = shape
         generator = torch.Generator().manual_seed(0)
         given = [torch.randn(batch, heads, length, HEAD, generator=generator).to(device, dtype) for _ in range(3)]
-        methods = {name: Attention(transform=fields) for name, fields in TRANSFORMS.items() if _plain(fields)}
+        methods = {name: Method(transform=fields) for name, fields in TRANSFORMS.items() if _plain(fields)}
         if n < length:
-            methods |= {f"{name}, n = {n}": Attention(pattern={"kind": name, "n": n}) for name in PATTERNS}
+            methods |= {f"{name}, n = {n}": Method(pattern={"kind": name, "n": n}) for name in PATTERNS}
         if device.type == "cuda":
             methods = on_a_gpu(methods)
         title = "x".join(map(str, (*shape, HEAD)))
         sdpa = nn.functional.scaled_dot_product_attention
         runs: dict[str, Callable[..., Tensor]] = {"SDPA": sdpa, **{k: mixer(m, heads) for k, m in methods.items()}}
-        defined = {"SDPA": Attention(), **methods}
+        defined = {"SDPA": Method(), **methods}
         for peer in peers:
             for name, (function, method) in peer.attention.items() if device.type == "cuda" else ():
                 runs[f"{peer.package}: {name}"], defined[f"{peer.package}: {name}"] = function, method
@@ -144,7 +144,7 @@ def attention_cases(
             )
 
 
-def on_a_gpu(methods: dict[str, Attention]) -> dict[str, Attention]:
+def on_a_gpu(methods: dict[str, Method]) -> dict[str, Method]:
     """Each as it is defined, and through the backends that serve it on a GPU alone."""
     backends: tuple[Backend, ...] = ("triton", "flex")
     found = {name: method._replace(backend="dense") for name, method in methods.items()}
@@ -181,7 +181,7 @@ def _plain(fields: dict[str, Any]) -> bool:
     return not transforms.get(fields["kind"]).needs_upper
 
 
-def mixer(method: Attention, heads: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def mixer(method: Method, heads: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """`f(query, key, value)`, each `[B, H, L, E]`, of one mechanism in bidirectional self-attention."""
     pattern, transform = patterns.parse(method.pattern), transforms.parse(method.transform)
     site = Site(ScaledDotSpec(), pattern, transform, backend=method.backend)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnbench.bench import ctranslate2, nn_transformer
 from attnbench.bench.models import Load
-from attnbench.bench.ops import Attention
+from attnbench.bench.ops import Method
 from attnbench.bench.processes import Recipe
 from attnbench.core.errors import MissingExtraError, SpecError
 from attnbench.core.spec import unknown
@@ -26,7 +26,7 @@ class Peer(NamedTuple):
     package: str
     version: str
     transforms: dict[str, Callable[[Tensor], Tensor]] = {}  # noqa: RUF012
-    attention: dict[str, tuple[Callable[..., Tensor], Attention]] = {}  # noqa: RUF012
+    attention: dict[str, tuple[Callable[..., Tensor], Method]] = {}  # noqa: RUF012
     training: Callable[[str, int, torch.device], list[Recipe]] | None = None
     decoding: Callable[[str, Load, int], list[Recipe]] | None = None
 
@@ -65,7 +65,7 @@ def _adasplash() -> Peer:
     def entmax15(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return package.adasplash(query, key, value, alpha=1.5, is_causal=False)
 
-    same = Attention(transform="entmax15")
+    same = Method(transform="entmax15")
     return Peer("adasplash", importlib.metadata.version("adasplash"), attention={"entmax15": (entmax15, same)})
 
 

@@ -12,19 +12,16 @@ from torch import nn
 from attnbench.attention.catalog import build_transform
 from attnbench.attention.spec import AttentionSpec
 from attnbench.attention.types import Dims, Positions
-from attnbench.bench.ops import HEAD, Attention, both_ways, mixer, on_a_gpu
+from attnbench.bench.ops import HEAD, Method, both_ways, mixer, on_a_gpu
 from attnbench.bench.timer import Case, Timing
 from attnbench.tasks.loss import smoothed_cross_entropy
 
 HEADS, N, WIDTH = 4, 32, 256
-METHODS: dict[str, Attention] = {
-    "softmax": Attention(),
-    "topk, k = 32": Attention(transform={"kind": "topk", "k": N}),
-    "entmax15": Attention(transform="entmax15"),
-    **{
-        f"{name}, n = {N}": Attention(pattern={"kind": name, "n": N})
-        for name in ("window", "block", "global", "bigbird")
-    },
+METHODS: dict[str, Method] = {
+    "softmax": Method(),
+    "topk, k = 32": Method(transform={"kind": "topk", "k": N}),
+    "entmax15": Method(transform="entmax15"),
+    **{f"{name}, n = {N}": Method(pattern={"kind": name, "n": N}) for name in ("window", "block", "global", "bigbird")},
 }
 LONGEST = 8192
 """Beyond it a method is timed that costs as much as its pattern's keys, or never writes its scores, and SDPA."""

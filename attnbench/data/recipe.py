@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 from attnbench.core.spec import Spec
 from attnbench.data.datasets.base import DatasetField, datasets
 from attnbench.data.tokenizers._separated import Separated
-from attnbench.data.tokenizers.base import Sizes, TokenizerField, Vocabulary
+from attnbench.data.tokenizers.base import TokenizerField, Vocabulary, VocabularySizes
 from attnbench.data.tokenizers.bpe import BpeSpec
 
 
@@ -84,6 +84,6 @@ class Recipe(Spec):
         """What such a vocabulary saved."""
         return self.tokenizer.load(path, rows) if self.block is None else Separated(self.tokenizer.load(path, rows - 1))
 
-    def sizes(self) -> Sizes:
+    def sizes(self) -> VocabularySizes:
         """Rows of the source and the target embedding, and whether they are one."""
         return self.tokenizer.sizes()

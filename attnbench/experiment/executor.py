@@ -28,7 +28,7 @@ from attnbench.experiment.sharing import take_training, training_digest
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CellOutcome:
     """How a cell ended. error: None when it is done; a failed cell is an outcome, not an exception. held: another
     process is at it, and nothing of it was touched."""
 
@@ -40,22 +40,22 @@ class Outcome:
 class Executor(Protocol):
     """Runs cells and yields each one's outcome as it ends."""
 
-    def map(self, cells: Sequence[Cell]) -> Iterator[Outcome]: ...
+    def map(self, cells: Sequence[Cell]) -> Iterator[CellOutcome]: ...
 
 
-def attempt(root: Path, cell: Cell, place: Place, fresh: bool, listen: Listener) -> Outcome:
+def attempt(root: Path, cell: Cell, place: Place, fresh: bool, listen: Listener) -> CellOutcome:
     """Run one cell in this process; whatever it raises but an interrupt becomes error.txt."""
     try:
         with Run.claim(root, cell) as run:
             if fresh:
                 run.fresh()
             elif is_done(root, cell):  # by another process, since this one made its list
-                return Outcome(cell, None)
-            return Outcome(cell, _run(cell, run, place, listen, fresh))
+                return CellOutcome(cell, None)
+            return CellOutcome(cell, _run(cell, run, place, listen, fresh))
     except AttnbenchError as error:
-        return Outcome(cell, str(error), held=True)
+        return CellOutcome(cell, str(error), held=True)
     except OSError as error:  # not even its folder can be written
-        return Outcome(cell, f"{root}: {error}")
+        return CellOutcome(cell, f"{root}: {error}")
 
 
 def _run(cell: Cell, run: Run, place: Place, listen: Listener, fresh: bool) -> str | None:
@@ -82,7 +82,7 @@ class Inline:
     fresh: bool
     listen: Callable[[Cell], Listener]
 
-    def map(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
+    def map(self, cells: Sequence[Cell]) -> Iterator[CellOutcome]:
         for cell in cells:
             yield attempt(self.root, cell, self.place, self.fresh, self.listen(cell))
 
@@ -99,7 +99,7 @@ class _Worker:
         spawn = multiprocessing.get_context("spawn")
         return ProcessPoolExecutor(1, mp_context=spawn, initializer=_settle, initargs=(level,))
 
-    def submit(self, root: Path, cell: Cell, place: Place, fresh: bool) -> Future[Outcome]:
+    def submit(self, root: Path, cell: Cell, place: Place, fresh: bool) -> Future[CellOutcome]:
         return self._pool.submit(_work, root, cell, replace(place, device=self.device or place.device), fresh)
 
     def restart(self) -> None:
@@ -125,11 +125,11 @@ class Processes:
     jobs: int
     devices: tuple[str, ...] = ()
 
-    def map(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
+    def map(self, cells: Sequence[Cell]) -> Iterator[CellOutcome]:
         waiting = list(cells)
         workers = [_Worker(self._device(index)) for index in range(min(self.jobs, len(cells)))]
         idle = list(workers)
-        running: dict[Future[Outcome], tuple[Cell, _Worker]] = {}
+        running: dict[Future[CellOutcome], tuple[Cell, _Worker]] = {}
         over: set[str] = set()  # trainings that are done
         try:
             while waiting or running:
@@ -157,17 +157,17 @@ class Processes:
     def _device(self, index: int) -> str | None:
         return self.devices[index % len(self.devices)] if self.devices else None
 
-    def _outcome(self, future: Future[Outcome], cell: Cell, worker: _Worker) -> Outcome:
+    def _outcome(self, future: Future[CellOutcome], cell: Cell, worker: _Worker) -> CellOutcome:
         try:
             return future.result()
         except BrokenProcessPool:
             worker.restart()
         if not self.fresh and is_done(self.root, cell):  # it died after its last word
-            return Outcome(cell)
+            return CellOutcome(cell)
         reason = "its process died (killed, or out of memory); run the same command again to go on"
         with suppress(AttnbenchError, OSError), Run.claim(self.root, cell) as run:
             run.fail(reason)
-        return Outcome(cell, reason)
+        return CellOutcome(cell, reason)
 
 
 def _settle(level: int) -> None:
@@ -188,7 +188,7 @@ def _follow_parent() -> None:
         os._exit(1)  # what is on disk is whole at any moment
 
 
-def _work(root: Path, cell: Cell, place: Place, fresh: bool) -> Outcome:
+def _work(root: Path, cell: Cell, place: Place, fresh: bool) -> CellOutcome:
     return attempt(root, cell, place, fresh, plain_listener(cell.label, cell.seed))
 
 

@@ -26,8 +26,8 @@ from attnbench.experiment.run import Run
 from attnbench.experiment.spec import CellSpec
 from attnbench.experiment.timing import time_decoding
 from attnbench.search.greedy import GreedySpec
-from attnbench.tasks.base import EVAL_TOKENS, Metrics
-from attnbench.train.loop import Outcome, train
+from attnbench.tasks.base import EVAL_TOKENS, Metrics, Task
+from attnbench.train.loop import TrainingOutcome, train
 from attnbench.train.onednn import use_onednn_float32
 from attnbench.train.runtime import choose_device, choose_runtime, keep_freed_memory, use_threads
 from attnbench.train.spec import TrainSpec
@@ -144,7 +144,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     return result
 
 
-def choose_weights(model: torch.nn.Module, checkpoints: Path, outcome: Outcome, spec: TrainSpec) -> list[int]:
+def choose_weights(model: torch.nn.Module, checkpoints: Path, outcome: TrainingOutcome, spec: TrainSpec) -> list[int]:
     """Load the weights to evaluate: the mean of the last n validations, or the best one's. Returns their steps."""
     steps = checkpoint_steps(checkpoints)
     if spec.average > 1 and not outcome.diverged:
@@ -164,7 +164,7 @@ def _weights_name(steps: list[int]) -> str:
     return f"step {steps[0]}" if len(steps) == 1 else f"the mean of {len(steps)} checkpoints up to step {steps[-1]}"
 
 
-def evaluate(task: Any, model: torch.nn.Module, data: Any, spec: CellSpec, run: Run) -> dict[str, Metrics]:
+def evaluate(task: Task, model: torch.nn.Module, data: Any, spec: CellSpec, run: Run) -> dict[str, Metrics]:
     """Scores of both held-out splits, and under `attention` what it did on the validation split. Always float32, but
     for searches that are quantized."""
     searcher = spec.search.build()
@@ -180,7 +180,7 @@ def evaluate(task: Any, model: torch.nn.Module, data: Any, spec: CellSpec, run: 
 
 
 def _result(
-    cell: Cell, outcome: Outcome, parts: Mapping[str, Metrics], run: Run, data: Path, steps: list[int]
+    cell: Cell, outcome: TrainingOutcome, parts: Mapping[str, Metrics], run: Run, data: Path, steps: list[int]
 ) -> dict[str, Any]:
     metrics: dict[str, float] = {}
     signatures: dict[str, str] = {}

@@ -16,7 +16,7 @@ from attnbench.core.errors import AttnbenchError
 from attnbench.core.files import read_json, write_lines
 from attnbench.data.prepare import read_manifest
 from attnbench.experiment.document import Document, override_document, read_document
-from attnbench.experiment.executor import Outcome, choose_executor
+from attnbench.experiment.executor import CellOutcome, choose_executor
 from attnbench.experiment.grid import Cell, Experiment, expand
 from attnbench.experiment.pipeline import RUN_AGAIN, Listener, Place, content_sha256, count_parameters
 from attnbench.experiment.progress import Bars, plain_listener
@@ -49,7 +49,7 @@ def root_of(experiment: Experiment, settings: Settings) -> Path:
     return settings.runs / experiment.name
 
 
-def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterator[Outcome]:
+def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterator[CellOutcome]:
     """Run every cell that is not done, here or among committed results; yields the outcome of each as it ends."""
     root = root_of(experiment, settings)
     cells = {cell.folder: cell for cell in experiment.cells}.values()
@@ -83,14 +83,14 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
                 if twin.digest == outcome.cell.digest:
                     if outcome.error is None:
                         adopt(root, twin, [root])
-                    yield Outcome(twin, outcome.error)
+                    yield CellOutcome(twin, outcome.error)
     if (root / "grid.json").read_bytes() != written:
         log.warning("%s: another command has put its table there meanwhile; this one's takes its place again, and the "
                     "cells of both stay: give each a name of its own", root)  # fmt: skip
         write_grid(root, experiment, command)
 
 
-def _held_last(root: Path, outcomes: Iterable[Outcome], settings: Settings) -> Iterator[Outcome]:
+def _held_last(root: Path, outcomes: Iterable[CellOutcome], settings: Settings) -> Iterator[CellOutcome]:
     """The outcomes; those of cells that another process was at come last, and may be done by then (though not anew)."""
     held = []
     for outcome in outcomes:
@@ -99,7 +99,7 @@ def _held_last(root: Path, outcomes: Iterable[Outcome], settings: Settings) -> I
         else:
             yield outcome
     for outcome in held:
-        yield Outcome(outcome.cell) if is_done(root, outcome.cell) and not settings.fresh else outcome
+        yield CellOutcome(outcome.cell) if is_done(root, outcome.cell) and not settings.fresh else outcome
 
 
 @contextmanager

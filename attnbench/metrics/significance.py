@@ -9,7 +9,7 @@ from jaxtyping import Int
 from sacrebleu.metrics.bleu import BLEU
 
 from attnbench.metrics.bleu import BleuKind, bleu_metric, prepare
-from attnbench.metrics.coverage import share
+from attnbench.metrics.rep_drop import share
 
 SEED = 12345
 
@@ -45,7 +45,7 @@ def paired_bootstrap_of_shares(
     *,
     blocks: int = 1,
 ) -> float:
-    """p value of the difference in REP or DROP of two systems, whose counts of each line are given (metrics.coverage).
+    """p value of the difference in REP or DROP of two systems, whose counts of each line are given (metrics.rep_drop).
 
     Raises ValueError as `bootstrap` does.
     """

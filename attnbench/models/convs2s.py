@@ -72,7 +72,7 @@ class ConvS2SSpec(ModelSpec):
     """What stands between decoder and source."""
 
     @model_validator(mode="after")
-    def _attends(self) -> Self:
+    def _fits(self) -> Self:
         if self.embedding % self.heads:
             raise ValueError(f"embedding {self.embedding} cannot be split over {self.heads} heads; make it a multiple")
         require_parallel(self.attention, "ConvS2S")

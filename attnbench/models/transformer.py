@@ -98,7 +98,7 @@ class TransformerSpec(ModelSpec):
         return self
 
     @model_validator(mode="after")
-    def _attends(self) -> Self:
+    def _fits(self) -> Self:
         require_parallel(self.attention, "Transformer")
         for role in ROLES:
             self.attention.site(role).check(self.width, self.width)

@@ -163,7 +163,7 @@ def _counts(lines: list[str]) -> Any:
 
 def _as_counted(cell: Cell, metric: str) -> bool:
     """Whether the saved counts give the cell's score again."""
-    from attnbench.metrics.coverage import share
+    from attnbench.metrics.rep_drop import share
 
     counts = _counts(_lines(cell, metric.replace("/", ".")))
     found = None if counts is None else share(counts)

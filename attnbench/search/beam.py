@@ -10,13 +10,13 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from attnbench.attention.history import last as last_position
+from attnbench.attention.history import last_position
 from attnbench.core.tree import select_batch
 from attnbench.models.base import Seq2SeqModel, Source
 from attnbench.search.base import Hypothesis, SearchSpec, SpecialIds, accumulator, searches
 from attnbench.search.candidates import top_tokens
-from attnbench.search.coverage import CoveragePenaltyField, CoveragePenaltySpec
-from attnbench.search.penalties import AveragePenalty, PenaltyField
+from attnbench.search.coverage_penalty import CoveragePenaltyField, CoveragePenaltySpec
+from attnbench.search.length_penalty import AveragePenalty, LengthPenaltyField
 from attnbench.search.places import Ended, Limits, Live, Tokens, advance
 
 
@@ -27,7 +27,7 @@ class BeamSpec(SearchSpec):
     kind: Literal["beam"] = "beam"
     size: int = Field(default=5, ge=1)
     """Places in the beam."""
-    penalty: PenaltyField = AveragePenalty()
+    penalty: LengthPenaltyField = AveragePenalty()
     """Length penalty: none, avg or wu."""
     coverage: CoveragePenaltyField | None = None
     """Coverage penalty, added to the score of ended hypotheses; null: none."""
@@ -122,4 +122,4 @@ def _bonus(
     parent: Int[Tensor, "n size"],
 ) -> Float[Tensor, "n size"]:  # fmt: skip
     received = model.received(state).unflatten(0, (-1, parent.shape[1]))
-    return coverage.bonus(received, words[live.source]).gather(1, parent)
+    return coverage.penalty(received, words[live.source]).gather(1, parent)

@@ -13,7 +13,7 @@ from attnbench.data.alignment.links import words
 from attnbench.data.corpus import Data
 from attnbench.data.fertility import with_sink, word_aligner
 from attnbench.metrics.bleu import Score, corpus_bleu, corpus_chrf
-from attnbench.metrics.coverage import droppings, repetitions, share
+from attnbench.metrics.rep_drop import droppings, repetitions, share
 from attnbench.models.base import Seq2SeqModel
 from attnbench.tasks.base import Metrics, tasks
 from attnbench.tasks.pairs import PairSpec, PairTask

@@ -52,7 +52,7 @@ class Update(NamedTuple):
     numbers: Callable[[], list[float]]
 
 
-class Outcome(NamedTuple):
+class TrainingOutcome(NamedTuple):
     """Where a training stood when it ended. resumed_seconds: training time that lies before this call."""
 
     state: TrainState
@@ -81,7 +81,7 @@ def train(
     recorder: Recorder,
     runtime: Runtime,
     validator: Searcher | None = None,
-) -> Outcome:
+) -> TrainingOutcome:
     """Train from the newest checkpoint, or from the start, to the end that the spec names.
 
     Bit-equal on a processor however often it is cut off and called again: everything the next update depends on is
@@ -99,7 +99,7 @@ def train(
     before = state.seconds
     ending = ending_of(state, spec)
     if ending:
-        return Outcome(state, ending, before)
+        return TrainingOutcome(state, ending, before)
     stream = data.batches(seed, tokens=spec.batch_tokens, start=Cursor(*state.cursor))
     model.train()
     under_way: list[Update] = []
@@ -158,7 +158,7 @@ def train(
             _prune(recorder.checkpoints, state, spec)
             clock = time.perf_counter()
         if ending:
-            return Outcome(state, ending, before)
+            return TrainingOutcome(state, ending, before)
 
 
 def _read(under_way: list[Update], ahead: int, state: TrainState) -> tuple[int | None, float | None]:
@@ -220,8 +220,8 @@ def _place(task: Task, model: nn.Module, batches: list[Any], spec: TrainSpec, ru
     return first_nonfinite(model, forward)
 
 
-def _diverged(step: int, seen: str, state: TrainState, recorder: Recorder, before: float) -> Outcome:
+def _diverged(step: int, seen: str, state: TrainState, recorder: Recorder, before: float) -> TrainingOutcome:
     epoch = epoch_of(state, step)
     text = f"diverged at step {step}, in epoch {epoch}: {seen}"
     recorder.log({"step": step, "event": text})
-    return Outcome(state, Ending("diverged", step, epoch, text, seen), before)
+    return TrainingOutcome(state, Ending("diverged", step, epoch, text, seen), before)

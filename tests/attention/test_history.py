@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attnbench.attention.history import endow, fold, last, left, unfold
+from attnbench.attention.history import endow, fold, last_position, remaining, unfold
 
 INF = float("inf")
 
@@ -23,7 +23,7 @@ def test_no_rows_fold_into_nothing():
 
 def test_the_last_valid_position_is_the_sink_of_its_row():
     valid = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 0, 0]]).bool()
-    assert last(valid).tolist() == [[False, False, True], [True, False, False], [False, False, False]]
+    assert last_position(valid).tolist() == [[False, False, True], [True, False, False], [False, False, False]]
     fertility = torch.tensor([[2.0, 3.0, 4.0]]).expand(3, 3)
     assert endow(fertility, valid).tolist() == [[2, 3, INF], [INF, 0, 0], [0, 0, 0]]
 
@@ -33,7 +33,7 @@ def test_left_is_what_was_not_spent_and_never_below_zero():
     spent = torch.tensor(
         [[[0.25, 2.5, 9.0]], [[1.0, 0.5, 0.0]], [[0.5, 1.0, 0.0]], [[0.0, 7.0, 0.0]]], requires_grad=True
     )
-    found = left(fertility, spent)
+    found = remaining(fertility, spent)
     assert found.tolist() == [[[[0.75, 0, INF], [0, 1.5, INF]]], [[[0, INF, 0], [0.5, INF, 0]]]]
     found[0, 0, 0, 0].backward()
     assert spent.grad is not None

@@ -63,19 +63,19 @@ def test_the_gradients_of_a_gpus_backends_are_checked():
     pytest.importorskip("triton", reason="Triton is not installed")
     states = [torch.randn(1, 2, 12, ops.HEAD) for _ in range(3)]
     function, plain = (
-        ops.mixer(ops.Attention(transform="entmax15", backend="triton"), 2),
-        ops.mixer(ops.Attention(transform="entmax15"), 2),
+        ops.mixer(ops.Method(transform="entmax15", backend="triton"), 2),
+        ops.mixer(ops.Method(transform="entmax15"), 2),
     )
     assert ops._slopes_apart(function, plain, states) < 1e-4
-    other = ops.mixer(ops.Attention(transform="sparsemax"), 2)
+    other = ops.mixer(ops.Method(transform="sparsemax"), 2)
     assert ops._slopes_apart(function, other, states) > 0.01
 
 
 def test_what_a_gpu_has_backends_for():
     methods = {
-        "sparsemax": ops.Attention(transform="sparsemax"), "sigmoid": ops.Attention(transform="sigmoid"),
-        "window": ops.Attention(pattern={"kind": "window", "n": 3}), "softmax": ops.Attention(),
-        "random": ops.Attention(pattern={"kind": "random", "n": 3}),
+        "sparsemax": ops.Method(transform="sparsemax"), "sigmoid": ops.Method(transform="sigmoid"),
+        "window": ops.Method(pattern={"kind": "window", "n": 3}), "softmax": ops.Method(),
+        "random": ops.Method(pattern={"kind": "random", "n": 3}),
     }  # fmt: skip
     found = ops.on_a_gpu(methods)
     added = {"sparsemax (triton)", "window (flex)", "softmax (triton)", "softmax (flex)"}
@@ -85,7 +85,7 @@ def test_what_a_gpu_has_backends_for():
 
 
 def test_gradients_are_checked(monkeypatch):
-    monkeypatch.setattr(_rows, "pull_back", lambda grad, weights, fused, **given: (torch.zeros_like(weights), None))
+    monkeypatch.setattr(_rows, "vjp", lambda grad, weights, fused, **given: (torch.zeros_like(weights), None))
     forward, both = checked("sparsemax")
     assert forward.check() < 1e-5
     if _rows.serves(torch.ones(1)):
@@ -94,7 +94,7 @@ def test_gradients_are_checked(monkeypatch):
 
 def test_mixing_equals_sdpa():
     given = [torch.randn(2, 3, 7, ops.HEAD) for _ in range(3)]
-    found = ops.mixer(ops.Attention(), 3)(*given)
+    found = ops.mixer(ops.Method(), 3)(*given)
     torch.testing.assert_close(found, torch.nn.functional.scaled_dot_product_attention(*given), rtol=1e-5, atol=1e-5)
 
 

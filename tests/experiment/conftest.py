@@ -13,7 +13,7 @@ import torch
 
 from attnbench.core.files import dump_yaml
 from attnbench.experiment.document import read_document
-from attnbench.experiment.executor import Outcome
+from attnbench.experiment.executor import CellOutcome
 from attnbench.experiment.grid import Experiment, expand
 from attnbench.experiment.session import Settings, prepare_data, run_grid
 
@@ -90,7 +90,7 @@ class Bench:
     def settings(self, **options: Any) -> Settings:
         return Settings(self.runs, self.cache, **options)
 
-    def run(self, experiment: Experiment, **options: Any) -> list[Outcome]:
+    def run(self, experiment: Experiment, **options: Any) -> list[CellOutcome]:
         return list(run_grid(experiment, self.settings(**options), "attnbench test"))
 
     def cell(self, experiment: Experiment, index: int = 0) -> Path:

@@ -13,7 +13,7 @@ from attnbench.cli import common
 from attnbench.core.errors import AttnbenchError, DataError, SpecError
 from attnbench.core.lock import locked
 from attnbench.experiment import executor, session
-from attnbench.experiment.executor import Outcome
+from attnbench.experiment.executor import CellOutcome
 from attnbench.experiment.grid import Cell
 from attnbench.experiment.pipeline import content_sha256
 from attnbench.experiment.run import Run, is_done
@@ -248,7 +248,7 @@ def test_a_corpus_is_prepared_by_its_name_or_a_spec(bench: Any):
 def test_outcomes_come_as_cells_end(bench: Any, ran: list[Cell]):
     outcomes = run_grid(bench.experiment(), bench.settings(), "x")
     first = next(outcomes)
-    assert isinstance(first, Outcome)
+    assert isinstance(first, CellOutcome)
     assert len(ran) == 1
     assert len(list(outcomes)) == 1
 

@@ -5,7 +5,7 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 
 from attnbench.metrics.bleu import BLEU_KINDS
-from attnbench.metrics.coverage import repetitions
+from attnbench.metrics.rep_drop import repetitions
 from attnbench.metrics.significance import paired_bootstrap, paired_bootstrap_of_shares
 
 WORDS = ["a", "b", "c", "d", "e", "Cat", "well-known", ".", "it's"]

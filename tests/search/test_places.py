@@ -112,7 +112,7 @@ def test_a_bonus_goes_through_the_definition():
     found = Tokens(torch.tensor([[-1.0, -2.0, -3.0]] * 2), torch.tensor([[2, 3, 4], [3, 4, 5]]))
     seen = []
 
-    def bonus(after: Live, parent: Tensor) -> Tensor:
+    def penalty(after: Live, parent: Tensor) -> Tensor:
         seen.append(parent)
         return torch.full(parent.shape, -10.0)
 

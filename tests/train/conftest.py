@@ -16,7 +16,7 @@ from attnbench.core.dropout import Dropout
 from attnbench.core.seeding import derive, seed_everything
 from attnbench.data.base import Cursor
 from attnbench.tasks.base import Loss, Metrics
-from attnbench.train.loop import Outcome, train
+from attnbench.train.loop import TrainingOutcome, train
 from attnbench.train.runtime import Runtime
 from attnbench.train.spec import TrainSpec
 
@@ -136,7 +136,7 @@ class Toy:
         self.options = options
         self.model = toy_model()
 
-    def __call__(self) -> Outcome:
+    def __call__(self) -> TrainingOutcome:
         self.model = toy_model()
         seed_everything(2)
         options: dict[str, Any] = {"runtime": Runtime(torch.device("cpu"), self.spec.precision), **self.options}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attnbench.attention.backends import banded, chunked, few, flex, fused, picked, sdpa
 from attnbench.attention.backends.base import choose
-from attnbench.attention.history import left, unfold
+from attnbench.attention.history import remaining, unfold
 from attnbench.attention.modules.base import Site
 from attnbench.attention.patterns.base import Layout, dense
 from attnbench.attention.transforms.base import Fused, ScoreTransform
@@ -116,7 +116,7 @@ class Scored(nn.Module):
         if history is not None and self.spends:
             if memory.fertility is None:
                 raise ValueError("the attention is bounded by fertilities, and the Memory holds none")
-            upper = left(memory.fertility, history.spent)
+            upper = remaining(memory.fertility, history.spent)
         weights = self._weigh(scores, memory, positions, upper)
         if history is not None:
             history = self._extend(history, weights, queries, memory)

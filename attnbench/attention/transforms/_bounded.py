@@ -21,7 +21,7 @@ from torch import Tensor
 
 from attnbench.attention.transforms import _bounded_rows
 from attnbench.attention.transforms._bounded_rows import BoundedKind
-from attnbench.attention.transforms._simplex import check_mask, heed, mask
+from attnbench.attention.transforms._simplex import check_mask, mask, mask_gradient
 from attnbench.attention.transforms.base import TransformSpec, widen
 from attnbench.attention.types import Role
 from attnbench.core.derivatives import once_differentiable
@@ -141,15 +141,13 @@ class _BoundedFunction(torch.autograd.Function):
         weights, upper, short = ctx.saved_tensors
         grad, found = grads[0].reshape(weights.shape), None
         if ctx.compiled:
-            found = _bounded_rows.pull_back(
-                ctx.how.kind, weights, upper, grad, short, bounds_too=ctx.needs_input_grad[1]
-            )
-        to_scores, to_upper = found or _pull_back(ctx.how, weights, upper, grad, short)
+            found = _bounded_rows.vjp(ctx.how.kind, weights, upper, grad, short, bounds_too=ctx.needs_input_grad[1])
+        to_scores, to_upper = found or _vjp(ctx.how, weights, upper, grad, short)
         to_upper = None if to_upper is None else to_upper.reshape(ctx.shape)
         return to_scores.reshape(ctx.shape), to_upper, None, None, None
 
 
-def _pull_back(
+def _vjp(
     transform: Bounded,
     weights: Float[Tensor, "N K"],
     upper: Float[Tensor, "N K"],
@@ -159,7 +157,7 @@ def _pull_back(
     """The gradients at scores and bounds."""
     some = weights.ceil()  # of NaN it is NaN, as the sign is not
     free = (upper - weights).ceil_().clamp_max_(1.0).mul_(some)
-    heeded = heed(grad, some)
+    heeded = mask_gradient(grad, some)
     slope = transform.slope(weights, free)
     mass = slope.sum(-1, keepdim=True)
     taken = heeded * slope

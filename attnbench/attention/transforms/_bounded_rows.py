@@ -52,7 +52,7 @@ def solve(
     return Solved(weights, bounds, left.nonzero().squeeze(1))
 
 
-def pull_back(
+def vjp(
     kind: BoundedKind,
     weights: Float[Tensor, "N K"],
     upper: Float[Tensor, "N K"],

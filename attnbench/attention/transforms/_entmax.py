@@ -21,11 +21,11 @@ from attnbench.attention.transforms._simplex import (
     ROUNDS,
     centre,
     climb,
-    heed,
     mask,
-    pull_back,
-    share,
+    mask_gradient,
+    renormalise,
     spoil,
+    vjp,
 )
 from attnbench.attention.transforms.base import Fused
 from attnbench.core.derivatives import once_differentiable
@@ -45,7 +45,7 @@ def weigh(masked: Float[Tensor, "... K"], excess: Excess) -> Float[Tensor, "... 
     else:
         rows = centre(masked)
         root = _climbed(rows.centred, excess)
-    return share(_masses(rows.centred, spoil(root, rows.spoilt), excess)[0]).to(masked.dtype)
+    return renormalise(_masses(rows.centred, spoil(root, rows.spoilt), excess)[0]).to(masked.dtype)
 
 
 def _masses(
@@ -117,7 +117,7 @@ def alpha_gradient(
     rewritten so that nothing cancels: with l = log p, v = (p^-e - 1 + e l)/e^2 and <x> = sum_j p_j x_j it is
     `p_i (<v> - v_i + e (v_i <l> - l_i <v>)) / Q`, at e = 0 the limit `-(1/2) p_i (l_i^2 - <l^2>)`.
     """
-    heeded = heed(grad, weights)
+    heeded = mask_gradient(grad, weights)
     log = weights.clamp_min(torch.finfo(weights.dtype).tiny).log()  # off the support it is multiplied by 0
     x = -excess * log
     bend = log.square() * _second_order(x)
@@ -166,10 +166,10 @@ class LearnedEntmaxFunction(torch.autograd.Function):
         if ctx.fused:
             needs_scores, needs_alpha = ctx.needs_input_grad[:2]
             fused = Fused("entmax", excess=excess)
-            found, alphas = _rows.pull_back(grads[0], weights, fused, to_scores=needs_scores, to_excess=needs_alpha)
+            found, alphas = _rows.vjp(grads[0], weights, fused, to_scores=needs_scores, to_excess=needs_alpha)
             return found, None if alphas is None else alphas.sum_to_size(excess.shape), None
         excess = excess.masked_fill(excess <= SOFTMAX_BELOW, 0.0)
-        to_scores = pull_back(grads[0], slope(weights, excess)) if ctx.needs_input_grad[0] else None
+        to_scores = vjp(grads[0], slope(weights, excess)) if ctx.needs_input_grad[0] else None
         to_alpha = None
         if ctx.needs_input_grad[1]:
             to_alpha = alpha_gradient(grads[0], weights, excess).sum_to_size(excess.shape)

@@ -91,7 +91,7 @@ def check(failed: int, scores: Float[Tensor, "... K"]) -> None:
         raise MemoryError(f"no memory for rows of {scores.shape[-1]} keys")
 
 
-def pull_back(
+def vjp(
     grad: Float[Tensor, "... K"], weights: Float[Tensor, "... K"], fused: Fused, *, to_scores: bool = True,
     to_excess: bool = False,
 ) -> tuple[Float[Tensor, "... K"] | None, Float[Tensor, "... 1"] | None]:  # fmt: skip

@@ -76,20 +76,20 @@ def spoil(threshold: Float[Tensor, "... 1"], spoilt: Bool[Tensor, "... 1"]) -> F
     return threshold.masked_fill(spoilt, torch.finfo(threshold.dtype).min)
 
 
-def share(mass: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:
+def renormalise(mass: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:
     """Masses made to sum to 1, in place: empty rows stay 0; an infinite mass becomes NaN, zeros beside it stay 0."""
     return mass.div_(mass.sum(-1, keepdim=True).clamp_min_(torch.finfo(mass.dtype).tiny))
 
 
-def pull_back(grad: Float[Tensor, "... K"], slope: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:
+def vjp(grad: Float[Tensor, "... K"], slope: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:
     """The gradient at the scores: `q * (g - <q, g> / sum q)`; exactly 0 where q is, whatever g holds there."""
-    taken = heed(grad, slope).mul_(slope)
+    taken = mask_gradient(grad, slope).mul_(slope)
     total = slope.sum(-1, keepdim=True).clamp_min_(torch.finfo(slope.dtype).tiny)
     mean = taken.sum(-1, keepdim=True).div_(total).nan_to_num_(0.0, 0.0, 0.0)  # in a spoilt row q and taken are NaN
     return taken.addcmul_(slope, mean, value=-1)
 
 
-def heed(grad: Float[Tensor, "... K"], slope: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:
+def mask_gradient(grad: Float[Tensor, "... K"], slope: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:
     """The gradient with 0 where slope is 0: a masked value may hold NaN, and 0 times NaN is NaN."""
     largest = torch.finfo(slope.dtype).max
     bound = (slope * largest).mul_(largest)  # inf, or 0 where slope is 0
@@ -115,8 +115,8 @@ class _Simplex(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         (weights,) = ctx.saved_tensors
         if ctx.fused is not None:
-            return _rows.pull_back(grads[0], weights, ctx.fused)[0], None, None
-        return pull_back(grads[0], ctx.slope(weights)), None, None
+            return _rows.vjp(grads[0], weights, ctx.fused)[0], None, None
+        return vjp(grads[0], ctx.slope(weights)), None, None
 
 
 def check_mask(name: str, given: Tensor | None, scores: Tensor) -> None:

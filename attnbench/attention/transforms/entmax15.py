@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnbench.attention.transforms._simplex import ROUNDS, Normaliser, centre, climb, normalise, share, spoil
+from attnbench.attention.transforms._simplex import ROUNDS, Normaliser, centre, climb, normalise, renormalise, spoil
 from attnbench.attention.transforms.base import Fused, ScoreTransform, TransformSpec, refuse, transforms
 from attnbench.attention.types import Dims
 
@@ -31,7 +31,7 @@ def entmax15(
 def weigh(masked: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:
     rows = centre(masked)
     half = rows.centred.mul_(0.5)
-    return share((half - spoil(threshold(half), rows.spoilt)).relu_().square_())
+    return renormalise((half - spoil(threshold(half), rows.spoilt)).relu_().square_())
 
 
 def threshold(half: Float[Tensor, "... K"]) -> Float[Tensor, "... 1"]:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnbench.attention.transforms._simplex import check_mask, heed, mask
+from attnbench.attention.transforms._simplex import check_mask, mask, mask_gradient
 from attnbench.attention.transforms.base import ScoreTransform, TransformSpec, refuse, transforms, widen
 from attnbench.attention.types import Dims
 from attnbench.core.derivatives import once_differentiable
@@ -48,7 +48,7 @@ class _Gates(torch.autograd.Function):
         slope = torch.addcmul(weights, weights, weights, value=-1)
         if grads[0].device.type == "cpu" and bool(grads[0].sum().isfinite()):
             return grads[0] * slope, None
-        return heed(grads[0], slope).mul_(slope), None
+        return mask_gradient(grads[0], slope).mul_(slope), None
 
 
 @transforms.register

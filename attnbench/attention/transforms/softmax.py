@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnbench.attention.transforms._simplex import Normaliser, centre, normalise, share
+from attnbench.attention.transforms._simplex import Normaliser, centre, normalise, renormalise
 from attnbench.attention.transforms.base import Fused, ScoreTransform, TransformSpec, refuse, transforms
 from attnbench.attention.types import Dims
 
@@ -25,7 +25,8 @@ def softmax(
 
 
 def weigh(masked: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:
-    return share(centre(masked).centred.exp_())  # e^z of a spoilt row's living keys is +inf, which `share` makes NaN
+    # e^z of a spoilt row's living keys is +inf, which `renormalise` makes NaN
+    return renormalise(centre(masked).centred.exp_())
 
 
 def slope(weights: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnbench.attention.transforms._simplex import ROUNDS, Normaliser, centre, climb, normalise, share, spoil
+from attnbench.attention.transforms._simplex import ROUNDS, Normaliser, centre, climb, normalise, renormalise, spoil
 from attnbench.attention.transforms.base import Fused, ScoreTransform, TransformSpec, refuse, transforms
 from attnbench.attention.types import Dims
 
@@ -39,7 +39,7 @@ def weigh(masked: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:
         tau, done = climb(tau, moved)
         if done:
             break
-    return share((rows.centred - spoil(tau, rows.spoilt)).relu_())
+    return renormalise((rows.centred - spoil(tau, rows.spoilt)).relu_())
 
 
 def slope(weights: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:

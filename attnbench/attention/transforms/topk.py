@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from attnbench.attention.transforms._simplex import Normaliser, centre, check_mask, normalise, share
+from attnbench.attention.transforms._simplex import Normaliser, centre, check_mask, normalise, renormalise
 from attnbench.attention.transforms.base import Fused, ScoreTransform, TransformSpec, refuse, transforms
 from attnbench.attention.transforms.softmax import SOFTMAX, slope
 from attnbench.attention.types import Dims, Role
@@ -87,7 +87,7 @@ def _weigh(
         chosen = above + level * (level.cumsum(-1) <= room)
     if keep is not None:
         chosen = torch.maximum(chosen, keep.to(chosen.dtype))
-    return share(centre(masked).centred.exp_().mul_(chosen))
+    return renormalise(centre(masked).centred.exp_().mul_(chosen))
 
 
 def largest(masked: Float[Tensor, "... K"], count: int) -> Float[Tensor, "... N"]:

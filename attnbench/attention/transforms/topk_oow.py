@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnbench.attention.patterns.base import PatternSpec
 from attnbench.attention.patterns.window import WindowSpec
-from attnbench.attention.transforms._simplex import Normaliser, centre, check_mask, mask, normalise, share
+from attnbench.attention.transforms._simplex import Normaliser, centre, check_mask, mask, normalise, renormalise
 from attnbench.attention.transforms.base import Fused, ScoreTransform, TransformSpec, refuse, transforms
 from attnbench.attention.transforms.softmax import slope
 from attnbench.attention.transforms.topk import largest
@@ -48,7 +48,7 @@ def _weigh(masked: Float[Tensor, "... K"], *, k: int, keep: Bool[Tensor, "..."] 
         chosen = torch.maximum(chosen, keep.to(masked.dtype))
     kth = largest(outside, min(k, masked.shape[-1]))[..., :1]
     best = torch.ge(outside, kth, out=torch.empty_like(masked)).mul_(outside > -torch.inf)
-    return share(centre(masked).centred.exp_().mul_(torch.maximum(chosen, best)))
+    return renormalise(centre(masked).centred.exp_().mul_(torch.maximum(chosen, best)))
 
 
 @transforms.register

@@ -11,7 +11,7 @@ from attnbench.core.spec import Spec
 from attnbench.data.special import SPECIALS
 
 
-class Sizes(NamedTuple):
+class VocabularySizes(NamedTuple):
     """Rows of the two embeddings, special tokens included; joint: both sides share one vocabulary."""
 
     source: int
@@ -49,7 +49,7 @@ class TokenizerSpec(Spec):
 
     kind: str
 
-    def sizes(self) -> Sizes:
+    def sizes(self) -> VocabularySizes:
         """Exact, so that a model can be sized before any data is seen."""
         raise NotImplementedError
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from attnbench.core.errors import DataError
 from attnbench.core.files import write_atomic
 from attnbench.data.special import EOS, SPECIALS, UNK
-from attnbench.data.tokenizers.base import LEAST_ROWS, Sizes, TokenizerSpec, Vocabulary, tokenizers
+from attnbench.data.tokenizers.base import LEAST_ROWS, TokenizerSpec, Vocabulary, VocabularySizes, tokenizers
 
 _END = "</w>"
 _KNOWN_WORDS = 100_000
@@ -78,8 +78,8 @@ class BpeSpec(TokenizerSpec):
     joint: bool = True
     """One vocabulary learnt from both sides; false: one for each."""
 
-    def sizes(self) -> Sizes:
-        return Sizes(self.vocab, self.vocab, self.joint)
+    def sizes(self) -> VocabularySizes:
+        return VocabularySizes(self.vocab, self.vocab, self.joint)
 
     def learn(self, texts: Callable[[], Iterable[str]], rows: int) -> Vocabulary:
         counts: Counter[str] = Counter()

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from attnbench.core.files import write_atomic
 from attnbench.data.special import EOS, SPECIALS, UNK
-from attnbench.data.tokenizers.base import LEAST_ROWS, Sizes, TokenizerSpec, Vocabulary, tokenizers
+from attnbench.data.tokenizers.base import LEAST_ROWS, TokenizerSpec, Vocabulary, VocabularySizes, tokenizers
 
 
 class WordVocabulary:
@@ -59,8 +59,8 @@ class WordSpec(TokenizerSpec):
             raise ValueError("a joint vocabulary has one size: make source_vocab and target_vocab equal")
         return self
 
-    def sizes(self) -> Sizes:
-        return Sizes(self.source_vocab, self.target_vocab, self.joint)
+    def sizes(self) -> VocabularySizes:
+        return VocabularySizes(self.source_vocab, self.target_vocab, self.joint)
 
     def learn(self, texts: Callable[[], Iterable[str]], rows: int) -> Vocabulary:
         counts: Counter[str] = Counter()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from attnbench.attention.history import last
+from attnbench.attention.history import last_position
 from attnbench.models.base import Sizes, Source
 from attnbench.models.fertility.base import Fertility, FertilitySpec, Lessons, Needs, fertilities
 
@@ -104,7 +104,7 @@ class PredictedFertility(Fertility):
         device = self.output.weight.device
         source = Source(lesson.data.to(device), lesson.valid.to(device))
         classes = lesson.fertility.to(device).long().clamp(1, self.spec.most) - 1
-        return source, classes, source.valid & ~last(source.valid)
+        return source, classes, source.valid & ~last_position(source.valid)
 
     @torch.no_grad()
     def _judge(self, lessons: Lessons, weights: Tensor) -> tuple[float, float, float]:

@@ -117,9 +117,9 @@ def test_gradients_that_are_no_numbers(kind, strange):
 def test_weights_that_are_no_numbers_are_left_to_torch(kind, seed):
     _, upper, _, grad = drawn(seed, 4, 6, 1.0, torch.float32)
     weights = torch.rand(4, 6)
-    assert _bounded_rows.pull_back(kind, weights, upper, grad, None, bounds_too=True) is not None
+    assert _bounded_rows.vjp(kind, weights, upper, grad, None, bounds_too=True) is not None
     weights[2, 4] = torch.nan
-    assert _bounded_rows.pull_back(kind, weights, upper, grad, None, bounds_too=False) is None
+    assert _bounded_rows.vjp(kind, weights, upper, grad, None, bounds_too=False) is None
 
 
 def test_what_it_serves():

@@ -110,7 +110,7 @@ def test_compiled_is_plain(name, dtype, data):
                 transform.double()
             exact, _ = answer(transform, scores.double(), upstream.double(), **masks)
         assert error(compiled[0], exact) <= 1e-6 + 4 * error(plain[0], exact)
-        found = _rows.pull_back(upstream, plain[0], fused(name, heads), to_excess=name == "learned")
+        found = _rows.vjp(upstream, plain[0], fused(name, heads), to_excess=name == "learned")
         torch.testing.assert_close(found[0], plain[1][0], rtol=3e-5, atol=3e-6)
         if name == "learned":
             rates = torch.sigmoid(torch.linspace(-3, 2, heads)).view(-1, 1, 1)
@@ -179,7 +179,7 @@ def test_narrower_registers_give_the_same(without, width, monkeypatch):
                 same(*both(name, scores.double(), upstream.double(), valid=valid), 1e-11)
                 compiled, plain = both(name, scores, upstream, valid=valid)
                 torch.testing.assert_close(compiled[0], plain[0], rtol=1e-5, atol=1e-5)
-                found = _rows.pull_back(upstream, plain[0], fused(name, 5), to_excess=name == "learned")
+                found = _rows.vjp(upstream, plain[0], fused(name, 5), to_excess=name == "learned")
                 torch.testing.assert_close(found[0], plain[1][0], rtol=3e-5, atol=3e-6)
     finally:
         monkeypatch.undo()
@@ -234,5 +234,5 @@ def test_an_excess_of_another_type_is_read_as_what_it_is():
 
 def test_an_upstream_gradient_that_is_a_negated_view_is_read_right():
     weights, upstream = _rows.weigh(torch.randn(3, 8), None, _rows.Fused("softmax")), torch.randn(3, 8)
-    found = _rows.pull_back(torch._neg_view(upstream), weights, _rows.Fused("softmax"))[0]
-    torch.testing.assert_close(found, -_rows.pull_back(upstream, weights, _rows.Fused("softmax"))[0])
+    found = _rows.vjp(torch._neg_view(upstream), weights, _rows.Fused("softmax"))[0]
+    torch.testing.assert_close(found, -_rows.vjp(upstream, weights, _rows.Fused("softmax"))[0])

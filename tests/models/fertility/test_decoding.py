@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attnbench.attention.history import last
+from attnbench.attention.history import last_position
 from attnbench.models.base import Seq2SeqModel, Sizes, Source, models
 from attnbench.search.base import SpecialIds, searches
 
@@ -58,7 +58,7 @@ def test_no_beam_lets_a_word_spend_more_than_its_fertility(seed, kind, value, tr
 
     def watched(memory: Any, state: Any, token: Tensor) -> Any:
         logits, state = step(memory, state, token)
-        words = memory.cross.valid & ~last(memory.cross.valid)
+        words = memory.cross.valid & ~last_position(memory.cross.valid)
         spent.append(state.history.spent.unflatten(0, (len(words), -1)).masked_select(words[:, None, None, :]))
         return logits, state
 
@@ -114,7 +114,7 @@ def test_exhaustion_prefers_words_with_much_left():
         maps(build(value=0.8), source),
         maps(build(value=0.8, bias={"kind": "exhaustion", "c": 50.0}), source),
     )
-    words = (source.valid & ~last(source.valid))[:, None, :]
+    words = (source.valid & ~last_position(source.valid))[:, None, :]
     early = slice(0, 2)
     assert pushed.masked_fill(~words, 0.0)[:, early].sum() > plain.masked_fill(~words, 0.0)[:, early].sum()
     assert pushed.masked_fill(~words, 0.0)[0, early].sum().item() == pytest.approx(2.0)

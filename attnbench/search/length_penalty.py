@@ -13,7 +13,7 @@ from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec
 
 
-class PenaltySpec(Spec):
+class LengthPenaltySpec(Spec):
     """lp, positive and never falling as a hypothesis grows.
 
     Since log-probabilities only fall, a hypothesis that stands at L and may grow to n tokens ends at L / lp(n) at best.
@@ -26,12 +26,12 @@ class PenaltySpec(Spec):
         raise NotImplementedError
 
 
-penalties: Registry[PenaltySpec] = Registry("length penalty", PenaltySpec, "attnbench.search")
-PenaltyField = Annotated[PenaltySpec, Family(lambda: penalties)]
+length_penalties: Registry[LengthPenaltySpec] = Registry("length penalty", LengthPenaltySpec, "attnbench.search")
+LengthPenaltyField = Annotated[LengthPenaltySpec, Family(lambda: length_penalties)]
 
 
-@penalties.register
-class NoPenalty(PenaltySpec):
+@length_penalties.register
+class NoPenalty(LengthPenaltySpec):
     """lp = 1: the plain log-probability, which favours short outputs."""
 
     kind: Literal["none"] = "none"
@@ -40,8 +40,8 @@ class NoPenalty(PenaltySpec):
         return torch.ones_like(length, dtype=torch.float64)
 
 
-@penalties.register
-class AveragePenalty(PenaltySpec):
+@length_penalties.register
+class AveragePenalty(LengthPenaltySpec):
     """lp = |Y|^alpha; alpha 1 is the mean log-probability of a token (fairseq's `lenpen`)."""
 
     kind: Literal["avg"] = "avg"
@@ -52,8 +52,8 @@ class AveragePenalty(PenaltySpec):
         return length.double() ** self.alpha
 
 
-@penalties.register
-class WuPenalty(PenaltySpec):
+@length_penalties.register
+class WuPenalty(LengthPenaltySpec):
     """lp = ((5 + |Y|) / 6)^alpha (Wu et al. 2016, equation 14)."""
 
     kind: Literal["wu"] = "wu"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnbench.metrics.coverage import droppings, repetitions, share
+from attnbench.metrics.rep_drop import droppings, repetitions, share
 
 LINES = st.lists(st.sampled_from("abc"), max_size=9).map(" ".join)
 

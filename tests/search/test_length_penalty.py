@@ -2,7 +2,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from attnbench.search.penalties import penalties
+from attnbench.search.length_penalty import length_penalties
 
 LENGTHS = torch.arange(1, 200)
 
@@ -20,19 +20,19 @@ LENGTHS = torch.arange(1, 200)
     ],
 )
 def test_values_by_hand(spec, length, expected):
-    assert penalties.parse(spec).divisor(torch.tensor([length])).item() == pytest.approx(expected)
+    assert length_penalties.parse(spec).divisor(torch.tensor([length])).item() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("kind", penalties.kinds())
+@pytest.mark.parametrize("kind", length_penalties.kinds())
 def test_a_divisor_is_positive_and_never_falls(kind):
-    divisor = penalties.parse(kind).divisor(LENGTHS)
+    divisor = length_penalties.parse(kind).divisor(LENGTHS)
     assert divisor.dtype == torch.float64
     assert (divisor > 0).all()
     assert (divisor.diff() >= 0).all()
 
 
 def test_the_family():
-    assert {"none", "avg", "wu"} <= set(penalties.kinds())
+    assert {"none", "avg", "wu"} <= set(length_penalties.kinds())
     with pytest.raises(ValidationError, match="greater than or equal to 0"):
-        penalties.parse({"kind": "wu", "alpha": -1.0})
-    assert penalties.parse("wu").digest() == penalties.parse({"kind": "wu", "alpha": 0.6}).digest()
+        length_penalties.parse({"kind": "wu", "alpha": -1.0})
+    assert length_penalties.parse("wu").digest() == length_penalties.parse({"kind": "wu", "alpha": 0.6}).digest()

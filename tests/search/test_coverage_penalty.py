@@ -9,11 +9,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from attnbench.attention.history import last
+from attnbench.attention.history import last_position
 from attnbench.experiment.spec import CellSpec
 from attnbench.models.base import Sizes, Source, models
 from attnbench.search.base import SpecialIds, searches
-from attnbench.search.coverage import coverage_penalties
+from attnbench.search.coverage_penalty import coverage_penalties
 
 PAD, BOS, EOS, VOCABULARY = 0, 1, 2, 6
 LIMITS = SpecialIds(BOS, EOS, PAD)
@@ -22,11 +22,11 @@ LIMITS = SpecialIds(BOS, EOS, PAD)
 def test_values_by_hand():
     received = torch.tensor([[[0.5, 3.0, 0.0, 0.7]], [[1.0, 1.0, 0.2, 0.2]]])
     words = torch.tensor([[True, True, True, False], [True, True, False, False]])
-    found = coverage_penalties.parse({"kind": "wu", "beta": 0.3}).bonus(received, words)
+    found = coverage_penalties.parse({"kind": "wu", "beta": 0.3}).penalty(received, words)
     assert found.shape == (2, 1)
     assert found[0].item() == pytest.approx(0.3 * (math.log(0.5) + math.log(0.1)))
     assert found[1].item() == 0
-    found = coverage_penalties.parse({"kind": "wu", "beta": 1.0, "floor": 0.6}).bonus(received, words)
+    found = coverage_penalties.parse({"kind": "wu", "beta": 1.0, "floor": 0.6}).penalty(received, words)
     assert found[0].item() == pytest.approx(2 * math.log(0.6))
 
 
@@ -66,7 +66,7 @@ def test_a_beam_that_holds_everything_finds_the_best_of_everything(raw, beta):
             log_probs = model.logits(decoded.hidden)[0].log_softmax(-1)
             log_prob = log_probs.gather(1, torch.tensor([*words, EOS])[:, None]).sum().item()
             received = torch.stack(decoded.maps["cross"]).mean((0, 2)).sum(1)[0]
-            read = sum(math.log(min(max(each, 0.1), 1)) for each in received[~last(one.valid)[0]].tolist())
+            read = sum(math.log(min(max(each, 0.1), 1)) for each in received[~last_position(one.valid)[0]].tolist())
             scored.append((log_prob / ((5 + len(words) + 1) / 6) ** 0.6 + beta * read, words))
         scored.sort(reverse=True)
         assert [hypothesis.tokens for hypothesis in hypotheses] == [words for _, words in scored[:5]]

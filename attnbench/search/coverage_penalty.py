@@ -17,7 +17,7 @@ class CoveragePenaltySpec(Spec):
 
     kind: str
 
-    def bonus(self, received: Float[Tensor, "n size S"], words: Bool[Tensor, "n S"]) -> Float[Tensor, "n size"]:
+    def penalty(self, received: Float[Tensor, "n size S"], words: Bool[Tensor, "n S"]) -> Float[Tensor, "n size"]:
         """cp of hypotheses whose steps gave `received` to the source. words: no padding, no EOS."""
         raise NotImplementedError
 
@@ -38,6 +38,6 @@ class WuCoverage(CoveragePenaltySpec):
     floor: float = Field(default=0.1, gt=0, le=1)
     """Least that counts as received: sparse attention gives some words nothing at all, whose logarithm is -inf."""
 
-    def bonus(self, received: Float[Tensor, "n size S"], words: Bool[Tensor, "n S"]) -> Float[Tensor, "n size"]:
+    def penalty(self, received: Float[Tensor, "n size S"], words: Bool[Tensor, "n S"]) -> Float[Tensor, "n size"]:
         each = received.clamp(self.floor, 1.0).log().masked_fill(~words[:, None, :], 0.0)
         return self.beta * each.sum(-1)
