@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from attnbench.bench.timer import seconds
+from attnbench.bench.timer import Yardstick, seconds
 from attnbench.core import native, packed, processor
 from attnbench.train.machine import facts
 from attnbench.train.onednn import relative_error, use_onednn_float32
@@ -32,11 +32,13 @@ class Roofline(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """One choice made for this machine. gain: how much faster it made what it is for; None where that is not timed."""
+    """One choice made for this machine. gain: how much faster it made what it is for, than what else there is; None
+    where that is not timed."""
 
     what: str
     chosen: str
-    gain: float | None
+    gain: float | None = None
+    than: str = "without"
 
 
 def set_up(runtime: Runtime) -> list[Choice]:
@@ -58,20 +60,34 @@ def set_up(runtime: Runtime) -> list[Choice]:
     return [
         Choice("float32 matrix products", products, before / after if sent else None),
         Choice(f"{searched} products of searches", *_of_searches(runtime.product_type)),
-        Choice("int8 products of searches", f"by {packed.chosen(torch.int8)[0]}", None),
+        Choice("int8 products of searches", f"by {packed.chosen(torch.int8)[0]}"),
         Choice("freed memory", "kept for the next step", returned / kept),
-        Choice(
-            "transforms, and steps of decoding", f"compiled by {compiler}" if compiler else "torch operations", None
-        ),
-        Choice("threads", f"{torch.get_num_threads()} of {processor.usable_cores()} processors", None),
+        Choice("transforms, and steps of decoding", f"compiled by {compiler}" if compiler else "torch operations"),
+        Choice("threads", f"{torch.get_num_threads()} of {processor.usable_cores()} processors"),
     ]
 
 
-def _of_searches(dtype: torch.dtype) -> tuple[str, float | None]:
+def _of_searches(dtype: torch.dtype) -> tuple[str, float | None, str]:
+    """With the other way to pack weights, which this machine was found to be slower with."""
     way, gain = packed.chosen(dtype)
     if way == "nothing":
-        return "weights as they are", None
-    return f"weights packed, by {way}", gain if gain is None or way == "code compiled here" else 1 / gain
+        return "weights as they are", None, ""
+    own = way == "code compiled here"
+    other = f"weights packed by {'the matrix library' if own else 'code compiled here'}"
+    return f"weights packed, by {way}", gain if gain is None or own else 1 / gain, other
+
+
+def products(device: torch.device, dtype: torch.dtype) -> Yardstick:
+    """Of matrices as `roofline` multiplies them."""
+    side = _SIDE[device.type]
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    return Yardstick(lambda: left @ right, 2 * side**3)
+
+
+def copies(like: torch.Tensor) -> Yardstick:
+    """Of a tensor of that size: one that fits into a cache is read from there, as what is timed beside is."""
+    other = torch.empty_like(like)
+    return Yardstick(lambda: other.copy_(like), 2 * like.numel() * like.element_size())
 
 
 def roofline(device: torch.device) -> Roofline:

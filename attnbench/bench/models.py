@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -133,8 +134,11 @@ def training(size: str, transform: str, count: int, runtime: Runtime) -> Case:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
+    def check() -> float:
+        return _off_definition(bound, model, given[0], runtime)
+
     tokens = sum(bound.count(batch) for batch in given)
-    return Case(size, transform, run, tokens, lambda: _off_definition(bound, model, given[0], runtime), _flops(run))
+    return Case(size, transform, run, tokens, check, lambda: operations(run))
 
 
 def _off_definition(bound: Task, model: Seq2SeqModel, batch: Batch, runtime: Runtime) -> float:
@@ -173,7 +177,8 @@ class _Flops(TorchDispatchMode):
         return out
 
 
-def _flops(run: Callable[[], object]) -> float:
+def operations(run: Callable[[], object]) -> float:
+    """Of the products of a call, those of compiled code left out."""
     with _Flops() as counter:
         run()
     return counter.total
@@ -231,7 +236,22 @@ def decoding(size: str, transform: str, load: Load, runtime: Runtime) -> Case:
         parted = len(pairs) - len(alike)
         return _together(alike) if parted <= len(pairs) // 50 else max(apart)
 
-    return Case(load.group(size), transform, run, load.rows * STEPS, check, coarse=quantized is not None)
+    def cost() -> float:
+        return _of_decoding(size, load, runtime.device, WORDS, STEPS)
+
+    counted = None if transform in PATTERNS else cost  # a pattern looks at fewer keys
+    return Case(load.group(size), transform, run, load.rows * STEPS, check, counted, quantized is not None)
+
+
+@functools.cache
+def _of_decoding(size: str, load: Load, device: torch.device, words: int, steps: int) -> float:
+    """Of the products of that decoding as it is defined, whatever the transform. words, steps: those of this module."""
+    model = _named(size, "softmax", device, defined=True).eval()
+    limit = {"max_ratio": 0.0, "max_extra": steps}
+    raw = {"kind": "greedy", **limit} if load.beam == 1 else {"kind": "beam", "size": load.beam, **limit}
+    special = SpecialIds(bos=BOS, eos=NO_TOKEN, pad=PAD)
+    with native.off(), torch.no_grad():
+        return operations(lambda: list(searches.parse(raw).build()(model, source_of(load.sources(device)), special)))
 
 
 def _off_scores(plain: Seq2SeqModel, batch: Batch, found: list[Hypothesis]) -> float:

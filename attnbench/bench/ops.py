@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -66,15 +67,30 @@ def transform_cases(shapes: tuple[tuple[int, ...], ...], device: torch.device, p
         for name, function in functions.items():
             check = None
             if name in built and device.type == "cpu":  # elsewhere the definition is all there is
-                check = lambda function=function, scores=scores: _off_definition(function, scores)  # noqa: E731
-            yield Case(f"{title}, forward", name, _forward(function, scores), check=check)
+                check = partial(_off_definition, function, scores)
+            yield Case(
+                f"{title}, forward", name, partial(_quiet, function, [scores]), check=check,
+                cost=partial(moved, scores, both=False),
+            )  # fmt: skip
         for name, function in functions.items():
             check = None
             if name in built and device.type == "cpu":
-                check = lambda function=function, given=(scores, upstream): _gradient_off(function, *given)  # noqa: E731
+                check = partial(gradient_off, function, scores, upstream)
             yield Case(
-                f"{title}, forward and backward", name, both_ways(function, scores, upstream=upstream), check=check
-            )
+                f"{title}, forward and backward", name, both_ways(function, scores, upstream=upstream), check=check,
+                cost=partial(moved, scores, both=True),
+            )  # fmt: skip
+
+
+def moved(scores: Tensor, *, both: bool) -> float:
+    """Bytes that a transform reads and writes at least: scores and weights; backward weights, their gradients and those
+    of the scores."""
+    return float(scores.numel() * scores.element_size() * (5 if both else 2))
+
+
+def multiplied(batch: int, heads: int, queries: int, keys: int, *, both: bool) -> float:
+    """Operations of the products of an attention: two forward, and four backward."""
+    return 4.0 * batch * heads * queries * keys * HEAD * (3 if both else 1)
 
 
 def _transform(name: str, shape: tuple[int, ...], device: torch.device) -> Callable[[Tensor], Tensor]:
@@ -96,7 +112,7 @@ def _off_definition(function: Callable[[Tensor], Tensor], scores: Tensor) -> flo
         return float((function(scores) - wanted).abs().max())
 
 
-def _gradient_off(function: Callable[[Tensor], Tensor], scores: Tensor, upstream: Tensor) -> float:
+def gradient_off(function: Callable[[Tensor], Tensor], scores: Tensor, upstream: Tensor) -> float:
     def gradient() -> Tensor:
         given = scores.detach().requires_grad_()
         return torch.autograd.grad(function(given), given, upstream)[0]
@@ -128,20 +144,20 @@ def attention_cases(
         for peer in peers:
             for name, (function, method) in peer.attention.items() if device.type == "cuda" else ():
                 runs[f"{peer.package}: {name}"], defined[f"{peer.package}: {name}"] = function, method
+        plain = {name: mixer(method._replace(backend="dense"), heads) for name, method in defined.items()}
+        keys = {name: length if method.pattern == "full" else n for name, method in defined.items()}
         for name, function in runs.items():
-            plain = mixer(defined[name]._replace(backend="dense"), heads)
             yield Case(
-                f"{title}, forward", name, lambda function=function, given=given: _quiet(function, given),
-                check=lambda function=function, plain=plain, given=given: _apart(function, plain, given),
+                f"{title}, forward", name, partial(_quiet, function, given),
+                check=partial(_apart, function, plain[name], given),
+                cost=partial(multiplied, batch, heads, length, keys[name], both=False),
             )  # fmt: skip
         for name, function in runs.items():
-            check = None
-            if name in methods and methods[name].backend in ("triton", "flex"):
-                plain = mixer(methods[name]._replace(backend="dense"), heads)
-                check = lambda function=function, plain=plain, given=given: _slopes_apart(function, plain, given)  # noqa: E731
             yield Case(
-                f"{title}, forward and backward", name, both_ways(function, *given, upstream=given[0]), check=check
-            )
+                f"{title}, forward and backward", name, both_ways(function, *given, upstream=given[0]),
+                check=partial(slopes_apart, function, plain[name], given),
+                cost=partial(multiplied, batch, heads, length, keys[name], both=True),
+            )  # fmt: skip
 
 
 def on_a_gpu(methods: dict[str, Method]) -> dict[str, Method]:
@@ -165,14 +181,16 @@ def _apart(function: Callable[..., Tensor], plain: Callable[..., Tensor], given:
     return float(off.abs().max() if given[0].dtype == torch.float32 else off.norm() / wanted.norm())
 
 
-def _slopes_apart(function: Callable[..., Tensor], plain: Callable[..., Tensor], given: list[Tensor]) -> float:
-    """The same of the gradients for queries, keys and values, as a part of their length."""
+def slopes_apart(function: Callable[..., Tensor], plain: Callable[..., Tensor], given: list[Tensor]) -> float:
+    """How far gradients for queries, keys and values lie from those of all scores, in torch operations and float32, as
+    a part of their length."""
 
     def slopes(of: Callable[..., Tensor], states: list[Tensor]) -> list[Tensor]:
         inputs = [each.detach().requires_grad_() for each in states]
         return [each.float() for each in torch.autograd.grad(of(*inputs), inputs, states[0])]
 
-    wanted = slopes(plain, [each.float() for each in given])
+    with native.off():
+        wanted = slopes(plain, [each.float() for each in given])
     pairs = zip(slopes(function, given), wanted, strict=True)
     return max(float((found - other).norm() / other.norm()) for found, other in pairs)
 
@@ -199,10 +217,6 @@ def mixer(method: Method, heads: int) -> Callable[[Tensor, Tensor, Tensor], Tens
 def _quiet(function: Callable[..., Tensor], given: list[Tensor]) -> Tensor:
     with torch.no_grad():
         return function(*given)
-
-
-def _forward(function: Callable[[Tensor], Tensor], scores: Tensor) -> Callable[[], object]:
-    return lambda: _quiet(function, [scores])
 
 
 def both_ways(function: Callable[..., Tensor], *given: Tensor, upstream: Tensor) -> Callable[[], object]:

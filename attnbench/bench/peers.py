@@ -69,16 +69,23 @@ def _adasplash() -> Peer:
     return Peer("adasplash", importlib.metadata.version("adasplash"), attention={"entmax15": (entmax15, same)})
 
 
+def _sdpa() -> Peer:
+    return Peer("sdpa", torch.__version__)
+
+
 _KNOWN: dict[str, Callable[[], Peer]] = {
     "entmax": _entmax,
     "torch": _torch,
     "ctranslate2": _ctranslate2,
     "adasplash": _adasplash,
+    "sdpa": _sdpa,
 }
 
 
 def serves(peer: Peer, what: str, device: torch.device) -> bool:
     """Whether it has something to be timed beside `what` (a key of PLANS) on that device."""
+    if peer.package == "sdpa":
+        return what in ("ops", "scaling")  # where it is always timed
     if what == "ops":
         return bool(peer.transforms) or (bool(peer.attention) and device.type == "cuda")
     if what == "train":

@@ -9,10 +9,11 @@ from typing import Literal, NamedTuple
 import torch
 
 from attnbench.bench import ctranslate2, models, nn_transformer, ops, scaling
+from attnbench.bench.machine import copies, products
 from attnbench.bench.peers import Peer, serves
 from attnbench.bench.processes import Recipe, together, with_peaks
 from attnbench.bench.results import Section
-from attnbench.bench.timer import Case, Timing, measure
+from attnbench.bench.timer import Case, Timing, Yardstick, measure
 from attnbench.train.runtime import Runtime
 
 What = Literal["ops", "train", "decode", "scaling"]
@@ -32,13 +33,12 @@ _LOADS = [models.Load(rows, length, beam) for rows in (1, 64) for length in (26,
 
 
 class Plan(NamedTuple):
-    """quick: fewer and smaller cases, for a look before a release. peak: measured FLOP/s of matrix products."""
+    """quick: fewer and smaller cases, for a look before a release."""
 
     runtime: Runtime
     rounds: int
     quick: bool
     peers: list[Peer]
-    peak: float
     sizes: list[str] | None = None
 
     @property
@@ -46,22 +46,27 @@ class Plan(NamedTuple):
         return self.runtime.product_type
 
     def time(
-        self, cases: list[Case], *, loose: bool = False, rest: float = 0, apart: bool = False, replay: bool = False
+        self, cases: list[Case], yardstick: Yardstick | None, *, loose: bool = False, rest: float = 0,
+        apart: bool = False, replay: bool = False,
     ) -> list[Timing]:  # fmt: skip
         """loose: the cases are of the precision, not float32 whatever it is. apart: in other processes, which wait for
-        their device themselves. replay: as in measure."""
+        their device themselves. yardstick, replay: as in measure."""
         device = torch.device("cpu") if apart else self.runtime.device
         return measure(
             cases, rounds=self.rounds, chunk=_CHUNK[device.type] * (0.25 if self.quick else 1), device=device,
-            loose=loose and self.runtime.precision == "bf16", rest=rest, replay=replay,
+            loose=loose and self.runtime.precision == "bf16", rest=rest, replay=replay, yardstick=yardstick,
         )  # fmt: skip
+
+    @property
+    def products(self) -> Yardstick:
+        return products(self.runtime.device, self.dtype)
 
     def beside(self, recipes: list[Recipe], *, peaks: bool = False) -> list[Timing]:
         """Each in a process of its own. peaks: with the memory that each takes."""
         threads = torch.get_num_threads()
         with together(recipes, threads) as started:
-            timed = self.time([each.case for each in started], loose=True, rest=_REST, apart=True)
-        return with_peaks(timed, recipes, threads) if peaks and self.runtime.device.type == "cpu" else timed
+            timed = self.time([each.case for each in started], None, loose=True, rest=_REST, apart=True)
+        return with_peaks(timed, recipes, threads) if peaks else timed
 
     def those_of(self, *sizes: str) -> list[str]:
         """The sizes that were asked for, else these."""
@@ -71,15 +76,15 @@ class Plan(NamedTuple):
 def ops_sections(plan: Plan) -> Iterator[list[Section]]:
     device, dtype = plan.runtime.device, plan.dtype
     shapes = ops.SHAPES[:1] if plan.quick else ops.SHAPES
-    transforms = Section(_TRANSFORMS, (ops.BASELINE,), [])
+    transforms = Section(_TRANSFORMS, (ops.BASELINE,), [], limit="copies of the scores")
     for shape in shapes:  # one shape at a time: what its cases hold is let go before the next
         cases = list(ops.transform_cases((shape,), device, plan.peers))
-        transforms.timings.extend(plan.time(cases))
+        transforms.timings.extend(plan.time(cases, copies(torch.zeros(shape, device=device))))
         yield [transforms]
     attention = Section(_ATTENTION, ("SDPA", "softmax"), [])
     for shape in ops.ON_A_GPU if device.type == "cuda" and not plan.quick else shapes:
-        cases = list(ops.attention_cases((shape,), device, dtype, peers=plan.peers))
-        attention.timings.extend(plan.time(cases, loose=True, replay=True))
+        cases = list(ops.attention_cases((shape,), device, dtype, n=8 if plan.quick else 32, peers=plan.peers))
+        attention.timings.extend(plan.time(cases, plan.products, loose=True, replay=True))
         yield [transforms, attention]
 
 
@@ -91,16 +96,16 @@ def train_sections(plan: Plan) -> Iterator[list[Section]]:
         peers = [recipe for peer in plan.peers if peer.training for recipe in peer.training(size, BATCHES, device)]
         recipes = [Recipe(models.training, (size, name, BATCHES, plan.runtime)) for name in models.compared(device)]
         beside += plan.beside([recipes[0], *peers], peaks=True) if peers else []
-        timed = plan.time([recipe.make(*recipe.given) for recipe in recipes], loose=True)
-        found += timed if plan.quick or device.type != "cpu" else with_peaks(timed, recipes, threads)
+        timed = plan.time([recipe.make(*recipe.given) for recipe in recipes], plan.products, loose=True)
+        found += timed if plan.quick else with_peaks(timed, recipes, threads)
         yield [
             *_if_any(_TRAINING_BESIDE, nn_transformer.SHIPPED, beside),
-            Section(_TRAINING, ("softmax",), found, "tokens", peak_flops=plan.peak),
+            Section(_TRAINING, ("softmax",), found, "tokens"),
         ]
 
 
 def decode_sections(plan: Plan) -> Iterator[list[Section]]:
-    loads = [models.Load(16, 26, 1)] if plan.quick else _LOADS
+    loads = [models.Load(16, 26, beam) for beam in (1, 5)] if plan.quick else _LOADS
     beside: list[Timing] = []
     found: list[Timing] = []
     for size in plan.those_of("mini", "iwslt"):
@@ -114,7 +119,8 @@ def decode_sections(plan: Plan) -> Iterator[list[Section]]:
             names = [*models.compared(plan.runtime.device), *quantized, *models.PATTERNS]
             ours = [Recipe(models.decoding, (size, name, load, plan.runtime)) for name in ("softmax", *quantized)]
             beside += plan.beside([*ours, *peers]) if peers else []
-            found += plan.time([models.decoding(size, name, load, plan.runtime) for name in names], loose=True)
+            cases = [models.decoding(size, name, load, plan.runtime) for name in names]
+            found += plan.time(cases, plan.products, loose=True)
             baseline = ctranslate2.NAME.format("float32")
             yield [
                 *_if_any(_DECODING_BESIDE, baseline, beside),
@@ -131,13 +137,18 @@ def scaling_sections(plan: Plan) -> Iterator[list[Section]]:
     if plan.runtime.device.type == "cuda" and not plan.quick:
         lengths = (*lengths, 8192, 16384, 32768, 65536)
     found: list[Section] = []
-    cases = scaling.cases(lengths, plan.runtime.device, plan.dtype)
+    device = plan.runtime.device
+    cases = scaling.cases(lengths, device, plan.dtype)
     # one group at a time: what its cases hold is let go
     for group, given in itertools.groupby(cases, key=lambda each: each[0]):
         made = list(given)
-        timed = plan.time([case for _, _, case in made], replay=True)
+        moves = group in scaling.MOVED
+        yardstick = copies(scaling.scores(device)) if moves else plan.products
+        timed = plan.time([case for _, _, case in made], yardstick, replay=True)
         slopes = scaling.exponents([(size, timing) for (_, size, _), timing in zip(made, timed, strict=True)])
-        found.append(Section(f"{_COST} {group}", ("SDPA",), timed, exponents=slopes))
+        baseline = ("SDPA",) if any(timing.name == "SDPA" for timing in timed) else ()
+        limit = "copies of the scores" if moves else "matrix products"
+        found.append(Section(f"{_COST} {group}", baseline, timed, limit=limit, exponents=slopes))
         yield found
 
 

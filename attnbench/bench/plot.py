@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from attnbench.bench.results import Section, relative
+from attnbench.core.files import write_atomic
 
 _WIDTH = 9.0
 """Of the picture, in inches."""
@@ -33,8 +35,10 @@ def draw(sections: Sequence[Section], path: Path) -> bool:
     for section, (axis,) in zip(sections, axes, strict=True):
         (_lines if section.exponents else _bars)(section, axis)
         axis.set_title(section.title, loc="left", fontsize="medium")
-    figure.savefig(path, metadata={"Date": None})
+    picture = io.BytesIO()
+    figure.savefig(picture, format="svg", metadata={"Date": None})
     plt.close(figure)
+    write_atomic(path, picture.getvalue())
     return True
 
 
@@ -45,7 +49,7 @@ def _lines(section: Section, axis: Any) -> None:
         series.setdefault(each.name, []).append((float(each.group.rsplit(" ", 1)[1]), 1e3 * each.median))
     for number, (name, points) in enumerate(series.items()):
         slope = (section.exponents or {}).get(name)
-        label = name if slope is None else f"{name}: {slope:.2f}"
+        label = name if slope is None else f"{name}: {slope.slope:.2f}"
         dashes, marker = _STYLES[number // 10 % len(_STYLES)]
         axis.loglog(*zip(*points, strict=True), dashes, marker=marker, markersize=4, label=label)
     sizes = sorted({size for points in series.values() for size, _ in points})

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,18 +38,19 @@ class Apart:
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=_serve, args=(other, recipe, threads), daemon=True)
-        self._process.start()
+        with _uninterrupted():
+            self._process.start()
         other.close()
         try:
-            group, name, work, flops, checked, coarse = self._answer()
+            group, name, work, checked, coarse = self._answer()
         except AttnbenchError:
             self.close()
             raise
         check = (lambda: self._ask("check")) if checked else None
-        self.case = Case(group, name, lambda: self._ask("run"), work, check, flops, coarse)
+        self.case = Case(group, name, lambda: self._ask("run"), work, check, coarse=coarse)
 
     def peak(self) -> float:
-        """Most memory that it has held so far, in MiB: all of the process, torch with it."""
+        """Most memory that it has held so far, in MiB: all of the process, torch with it; on a GPU what torch took."""
         return self._ask("peak")
 
     def close(self) -> None:
@@ -59,13 +61,14 @@ class Apart:
             self._process.join()
 
     def _ask(self, what: str) -> Any:
-        self._pipe.send(what)
+        with suppress(BrokenPipeError):  # what is left to read says why
+            self._pipe.send(what)
         return self._answer()
 
     def _answer(self) -> Any:
         try:
             fault, answer = self._pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             self._process.join(_PATIENCE)
             raise AttnbenchError(
                 f"a process that was to be timed ended with {self._process.exitcode}; was there memory enough?"
@@ -104,7 +107,7 @@ def _serve(pipe: Connection, recipe: Recipe, threads: int) -> None:
             use_onednn_float32()
             keep_freed_memory()
         case = recipe.make(*recipe.given)
-        pipe.send((None, (case.group, case.name, case.work, case.flops, case.check is not None, case.coarse)))
+        pipe.send((None, (case.group, case.name, case.work, case.check is not None, case.coarse)))
         while True:
             what = pipe.recv()
             if what == "peak":
@@ -123,8 +126,23 @@ def _serve(pipe: Connection, recipe: Recipe, threads: int) -> None:
         pipe.send((f"{type(error).__name__}: {error}", None))
 
 
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """A process started in the block is deaf to Ctrl-C, of which this one tells it by the end of its pipe."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _peak() -> float:
     """MiB. On Linux `ru_maxrss` would begin with the parent's."""
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated() / 2**20
     if sys.platform == "linux":
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -12,26 +13,41 @@ from attnbench.bench.timer import Timing
 SCHEMA = 1
 
 
+class Exponent(NamedTuple):
+    """The slope of log time over log size, from `least` to `most`."""
+
+    slope: float
+    least: int
+    most: int
+
+
 class Section(NamedTuple):
     """Timings that one table shows: a line a name, a column a group.
 
-    baseline: the names whose fastest is 1 in every group. unit: of the work, "" where calls are counted.
-    exponents: of each name, where the groups are sizes.
+    baseline: the names whose fastest is 1 in every group; none where no two cases do the same. unit: of the work, ""
+    where calls are counted. limit: what the shares of timings are of. exponents: of each name, where the groups are
+    sizes.
     """
 
     title: str
     baseline: tuple[str, ...]
     timings: list[Timing]
     unit: str = ""
-    exponents: dict[str, float] | None = None
-    peak_flops: float | None = None
+    limit: str = "matrix products"
+    exponents: dict[str, Exponent] | None = None
 
 
 def relative(section: Section, timing: Timing) -> float | None:
     """Speed against the fastest baseline of the group, the median of the rounds: 2 is twice as fast. None where the
     group has no baseline."""
     found = _ratios(section, timing)
-    return statistics.median(found) if found else None
+    return _median(found) if found else None
+
+
+def _median(ratios: Sequence[float]) -> float:
+    """Between the two in the middle of an even number: their geometric mean, so that multiples of times are the inverse
+    of those of speeds."""
+    return math.sqrt(statistics.median_low(ratios) * statistics.median_high(ratios))
 
 
 def _ratios(section: Section, timing: Timing) -> list[float]:
@@ -59,13 +75,6 @@ def _is_baseline(section: Section, each: Timing, group: str) -> bool:
     return each.group == group and each.name in section.baseline
 
 
-def share(section: Section, timing: Timing) -> float | None:
-    """The part of the measured rate of matrix products that a case reaches with its own."""
-    if timing.flops is None or section.peak_flops is None:
-        return None
-    return timing.flops / timing.median / section.peak_flops
-
-
 def as_json(
     sections: Sequence[Section],
     signature: dict[str, Any],
@@ -74,11 +83,13 @@ def as_json(
     peers: dict[str, str],
     command: str,
     finished: bool = True,
+    version: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """finished: whether these are all that the command measures."""
+    """finished: whether these are all that the command measures. version: of this package."""
     return {
         "schema_version": SCHEMA,
         "command": command,
+        **(version or {}),
         "finished": finished,
         "signature": signature,
         "machine": {"flops": machine.flops, "bandwidth": machine.bandwidth},
@@ -89,14 +100,10 @@ def as_json(
                 "title": section.title,
                 "baseline": list(section.baseline),
                 "unit": section.unit,
-                "exponents": section.exponents,
+                "limit": section.limit,
+                "exponents": section.exponents and {name: each._asdict() for name, each in section.exponents.items()},
                 "timings": [
-                    {
-                        **each._asdict(),
-                        "relative": relative(section, each),
-                        "best": best(section, each),
-                        "share": share(section, each),
-                    }
+                    {**each._asdict(), "relative": relative(section, each), "best": best(section, each)}
                     for each in section.timings
                 ],
             }
@@ -126,7 +133,7 @@ def tables(sections: Sequence[Section]) -> Iterator[Table]:
                 each = found.get((name, group))
                 line.append("" if each is None else _entry(section, each))
             if section.exponents:
-                line.append(f"{section.exponents[name]:.2f}" if name in section.exponents else "")
+                line.append(_slope(section.exponents, name))
             lines.append(line)
         yield Table(section.title, _note(section), head, lines)
         if any(each.peak_mb is not None for each in section.timings):
@@ -142,29 +149,39 @@ def _peaks(section: Section, groups: list[str]) -> Table:
     return Table(f"{section.title}: most memory, MiB", "Each in a process of its own.", ["", *groups], lines)
 
 
+def _slope(exponents: dict[str, Exponent], name: str) -> str:
+    """With its sizes, where others have more."""
+    found = exponents.get(name)
+    if found is None:
+        return ""
+    whole = min(each.least for each in exponents.values()), max(each.most for each in exponents.values())
+    return f"{found.slope:.2f}" + ("" if found[1:] == whole else f" ({found.least:,} to {found.most:,})")
+
+
 def _note(section: Section) -> str:
-    base = section.baseline[0] if len(section.baseline) == 1 else f"the faster of {' and '.join(section.baseline)}"
-    if section.unit:
-        ratio = f"Work a second; x: in multiples of that of {base}."
-    else:
-        ratio = f"Time of a call; x: in multiples of that of {base}."
-    return (
-        f"{ratio} Multiples are medians of those of single rounds. ±: half of what lies between the least and the most "
-        "of them, in parts of the median; where the multiple is that of a thing to itself, of its times."
-    )
+    parts = ["Work a second" if section.unit else "Time of a call"]
+    if section.baseline:
+        base = section.baseline[0] if len(section.baseline) == 1 else f"the faster of {' and '.join(section.baseline)}"
+        parts.append(f"; x: in multiples of that of {base}. Multiples are medians of those of single rounds")
+    parts.append(". ±: half of what lies between the least and the most of them, in parts of the median")
+    if section.baseline:
+        parts.append("; where the multiple is that of a thing to itself, of its times")
+    if any(each.share is not None for each in section.timings):
+        parts.append(f". %: of the rate at which the machine does {section.limit} in the same rounds")
+    first = sum(each.first for each in section.timings)
+    return f"{''.join(parts)}. First calls, not counted: {_duration(first)} in all."
 
 
 def _entry(section: Section, timing: Timing) -> str:
-    """`131 us x 1.20 ±3%` of a call, with how much longer it takes; `3,200/s x 0.95 ±3%` of a rate, with its part."""
-    ratio, part = relative(section, timing), share(section, timing)
-    if section.unit:
-        text = f"{timing.rate:,.0f}/s"
-        text += "" if ratio is None else f" x {ratio:.2f}"
-        text += "" if part is None else f", {100 * part:.0f}% of peak"
-    else:
-        text = _duration(timing.median)
-        text += "" if ratio is None else f" x {1 / ratio:.2f}"
-    return f"{text} ±{100 * _spread(section, timing):.0f}%" if timing.low < timing.high else text  # one round has none
+    """`131 us x 1.20 ±3%, 40%` of a call, with how much longer it takes, and its share; `3,200/s x 0.95 ±3%, 40%` of a
+    rate."""
+    ratio = relative(section, timing)
+    text = f"{timing.rate:,.0f}/s" if section.unit else _duration(timing.median)
+    if ratio is not None:
+        text += f" x {ratio if section.unit else 1 / ratio:.2f}"
+    if timing.low < timing.high:  # one round has no spread
+        text += f" ±{100 * _spread(section, timing):.0f}%"
+    return text if timing.share is None else f"{text}, {100 * timing.share:.0f}%"
 
 
 def _spread(section: Section, timing: Timing) -> float:
@@ -173,14 +190,16 @@ def _spread(section: Section, timing: Timing) -> float:
     least, most = (min(found), max(found)) if found else (1.0, 1.0)
     if least == most:  # against itself, or nothing
         return (timing.high - timing.low) / (2 * timing.median)
-    return (most - least) / (2 * statistics.median(found))
+    return (most - least) / (2 * _median(found))
 
 
 def _duration(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.0f} us"
+    """Three digits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
+        if seconds >= 0.9995 * size or unit == "ns":
+            break
+    number = seconds / size
+    return f"{number:,.0f} {unit}" if number >= 99.95 else f"{number:.3g} {unit}"
 
 
 def head_lines(signature: dict[str, Any], choices: Sequence[Choice], machine: Roofline) -> list[str]:
@@ -188,7 +207,7 @@ def head_lines(signature: dict[str, Any], choices: Sequence[Choice], machine: Ro
     rates = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {name}" for name, rate in machine.flops.items())
     lines.append(f"measured: matrix products {rates}; copies {machine.bandwidth / 1e9:,.1f} GB/s")
     for choice in choices:
-        gain = "" if choice.gain is None else f": {choice.gain:.2f} times as fast as without"
+        gain = "" if choice.gain is None else f": {choice.gain:.2f} times as fast as {choice.than}"
         lines.append(f"{choice.what}: {choice.chosen}{gain}")
     return lines
 
@@ -209,6 +228,10 @@ def markdown(found: Sequence[Table], head: Sequence[str], command: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+Key = tuple[str, str, str]
+"""Section, group and name of a ratio."""
+
+
 class Fall(NamedTuple):
     """A ratio that is lower than it was."""
 
@@ -219,24 +242,52 @@ class Fall(NamedTuple):
     now: float
 
     def __str__(self) -> str:
-        speeds = f"was {self.before:.2f}, now at {self.now:.2f}"
+        speeds = f"was {self.before:.3g}, now at {self.now:.3g}"
         return f"{self.section}: {self.name} ({self.group}) {speeds}"
 
 
-def falls(before: dict[str, Any], now: dict[str, Any], tolerance: float) -> tuple[list[Fall], int]:
-    """Ratios of least times that fell by more than `tolerance`, a part of what they were, worst first; and how many
-    were compared."""
-    old = dict(ratios(before))
-    compared = [(key, old[key], ratio) for key, ratio in ratios(now) if key in old]
-    fallen = [Fall(*key, was, ratio) for key, was, ratio in compared if ratio < was * (1 - tolerance)]
-    return sorted(fallen, key=lambda fall: fall.now / fall.before), len(compared)
+class Comparison(NamedTuple):
+    """fallen: worst first. gone: (section, group, name) of cases that were measured then, in a group that is measured
+    now. compared: how many ratios. other: how many ratios of then are of groups that are not measured now."""
+
+    fallen: list[Fall]
+    gone: list[Key]
+    compared: int
+    other: int
+
+    @property
+    def worse(self) -> bool:
+        """Whether anything is worse than it was, or nothing can be told."""
+        return bool(self.fallen or self.gone or not self.compared)
 
 
-def ratios(document: dict[str, Any]) -> Iterator[tuple[tuple[str, str, str], float]]:
-    """Of least times, and shares of the measured rate: (section, group, name) and the figure."""
+def compare(before: dict[str, Any], now: dict[str, Any], tolerance: float) -> Comparison:
+    """Which ratios of least times fell by more than `tolerance`, a part of what they were."""
+    old, new = dict(ratios(before)), dict(ratios(now))
+    both = [(key, old[key], ratio) for key, ratio in new.items() if key in old]
+    fallen = [Fall(*key, was, ratio) for key, was, ratio in both if ratio < was * (1 - tolerance)]
+    measured, groups = set(_keys(now)), {key[:2] for key in _keys(now)}
+    left_out = tuple(f"{peer}: " for peer in before["peers"] if peer not in now["peers"])
+    gone = [
+        key for key in _keys(before) if key[:2] in groups and key not in measured and not key[2].startswith(left_out)
+    ]
+    other = sum(key[:2] not in groups for key in old)
+    return Comparison(sorted(fallen, key=lambda fall: fall.now / fall.before), gone, len(both), other)
+
+
+def _keys(document: dict[str, Any]) -> Iterator[Key]:
     for section in document["sections"]:
         for each in section["timings"]:
+            yield section["title"], each["group"], each["name"]
+
+
+def ratios(document: dict[str, Any]) -> Iterator[tuple[Key, float]]:
+    """Of least times against the baseline; for baselines, and where there is none, the share of what the machine can
+    do, since a slowdown of all cases moves no other ratio."""
+    for section in document["sections"]:
+        for each in section["timings"]:
+            title, group, name = section["title"], each["group"], each["name"]
             if each["best"] is not None:
-                yield (section["title"], each["group"], each["name"]), each["best"]
-            if each["share"] is not None:
-                yield (section["title"], each["group"], f"{each['name']}, share of peak"), each["share"]
+                yield (title, group, name), each["best"]
+            if each.get("least_share") is not None and (each["best"] is None or name in section["baseline"]):
+                yield (title, group, f"{name}, against {section['limit']}"), each["least_share"]

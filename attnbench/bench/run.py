@@ -16,11 +16,12 @@ from attnbench.bench.models import SIZES
 from attnbench.bench.peers import Peer, find, serves
 from attnbench.bench.plans import OF_SIZES, PLANS, TITLES, Plan
 from attnbench.bench.plot import draw
-from attnbench.bench.results import SCHEMA, Fall, Section, as_json, falls, head_lines, markdown, ratios, tables
-from attnbench.core import processor
+from attnbench.bench.results import SCHEMA, Section, as_json, head_lines, markdown, ratios, tables
+from attnbench.core import native, processor
 from attnbench.core.errors import MissingExtraError, SpecError
 from attnbench.core.files import write_atomic
 from attnbench.core.spec import unknown
+from attnbench.core.version import version
 from attnbench.train.runtime import choose_device, choose_runtime, use_threads
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _UNFINISHED = "unfinished"
-_NOTHING_IN_COMMON = "--compare: the two measurements have no figure in common; run what the earlier one ran"
+NOTHING_IN_COMMON = "--compare: the two measurements have no figure in common; run what the earlier one ran"
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,12 @@ class Report:
                 shown.add_row(*line)
             console.print(shown)
 
-    def write(self, folder: Path) -> bool:
-        """speed.json, speed.md and, where matplotlib is installed, speed.svg; whether it is."""
-        self._write(folder, "speed")
+    def write(self, folder: Path, stem: str = "speed") -> bool:
+        """speed.json, speed.md and, where matplotlib is installed, speed.svg; whether it is. stem: instead of speed."""
+        self._write(folder, stem)
         for path in _paths(folder, _UNFINISHED):
             path.unlink(missing_ok=True)
-        return draw(self.sections, folder / "speed.svg")
+        return draw(self.sections, folder / f"{stem}.svg")
 
     def write_unfinished(self, folder: Path) -> Path:
         """The page of what is measured so far, and its JSON; an earlier measurement stays until this one is whole."""
@@ -71,13 +72,6 @@ class Report:
         write_atomic(page, markdown(list(tables(self.sections)), self.head, self.command))
         return page
 
-    def falls(self, earlier: dict[str, Any], tolerance: float) -> tuple[list[Fall], int]:
-        """Raises SpecError where the two have no figure in common."""
-        found, compared = falls(earlier, self.document, tolerance)
-        if not compared:
-            raise SpecError(_NOTHING_IN_COMMON)
-        return found, compared
-
 
 def _paths(folder: Path, stem: str) -> tuple[Path, Path]:
     return folder / f"{stem}.json", folder / f"{stem}.md"
@@ -88,7 +82,7 @@ def _require_comparable(earlier: dict[str, Any], signature: dict[str, Any], what
     tells."""
     begins = tuple(title for each in what for title in TITLES[each])  # pyright: ignore[reportArgumentType]
     if not any(title.startswith(begins) for (title, _, _), _ in ratios(earlier)):
-        raise SpecError(_NOTHING_IN_COMMON)
+        raise SpecError(NOTHING_IN_COMMON)
     was = earlier["signature"]
     both = [name for name in signature if name in was]
     differ = [f"{name} ({was[name]}, now {signature[name]})" for name in both if was[name] != signature[name]]
@@ -129,13 +123,16 @@ def run(
     if earlier is not None:
         _require_comparable(earlier, made, what)
     machine: Roofline = roofline(place)
-    plan = Plan(runtime, rounds, quick, peers, machine.flops[runtime.precision], sizes or None)
+    plan = Plan(runtime, rounds, quick, peers, sizes or None)
+    own = version()
     versions = {peer.package: peer.version for peer in peers}
 
     def report(sections: list[Section], machine: Roofline, *, finished: bool) -> Report:
-        sections = [_against(machine.flops[runtime.precision], section) for section in sections]
-        head = [*head_lines(made, choices, machine), *([] if finished else ["not finished"])]
-        return Report(as_json(sections, made, choices, machine, versions, command, finished), sections, head, command)
+        head = [_titled(own), *head_lines(made, choices, machine)]
+        head.append(f"compiling, before anything was timed: {native.compiling_seconds():.1f} s")
+        head += [] if finished else ["not finished"]
+        document = as_json(sections, made, choices, machine, versions, command, finished, own)
+        return Report(document, sections, head, command)
 
     done: list[Section] = []
     for each in what:
@@ -176,9 +173,9 @@ def _require_use(what: Sequence[str], place: torch.device, peers: Sequence[Peer]
             )
 
 
-def _against(peak: float, section: Section) -> Section:
-    """Its shares are of this rate of products."""
-    return section if section.peak_flops is None else section._replace(peak_flops=peak)
+def _titled(own: dict[str, Any]) -> str:
+    commit = f", commit {own['commit'][:12]}{' and changes to it' if own['dirty'] else ''}" if own["commit"] else ""
+    return f"attnbench {own['attnbench']}{commit}"
 
 
 def read_earlier(path: Path) -> dict[str, Any]:
@@ -200,7 +197,7 @@ def _is_measurement(document: dict[str, Any]) -> bool:
         sound = all(isinstance(ratio, float | int) for _, ratio in ratios(document))
     except (KeyError, TypeError):
         return False
-    return sound and isinstance(document.get("signature"), dict)
+    return sound and all(isinstance(document.get(name), dict) for name in ("signature", "peers"))
 
 
 def _make(folder: Path) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from attnbench.attention.catalog import build_transform
 from attnbench.attention.spec import AttentionSpec
 from attnbench.attention.types import Dims, Positions
-from attnbench.bench.ops import HEAD, Method, both_ways, mixer, on_a_gpu
+from attnbench.bench.models import operations
+from attnbench.bench.ops import HEAD, Method, both_ways, gradient_off, mixer, moved, multiplied, on_a_gpu, slopes_apart
+from attnbench.bench.results import Exponent
 from attnbench.bench.timer import Case, Timing
+from attnbench.core import native
 from attnbench.tasks.loss import smoothed_cross_entropy
 
 HEADS, N, WIDTH = 4, 32, 256
@@ -24,7 +27,10 @@ METHODS: dict[str, Method] = {
     **{f"{name}, n = {N}": Method(pattern={"kind": name, "n": N}) for name in ("window", "block", "global", "bigbird")},
 }
 LONGEST = 8192
-"""Beyond it a method is timed that costs as much as its pattern's keys, or never writes its scores, and SDPA."""
+"""Beyond it a method is timed that costs as much as its pattern's keys, or never writes its scores, and SDPA; nothing
+is compared with its definition there, which writes all scores."""
+MOVED = ("k",)
+"""Whose costs are bytes, not operations."""
 
 
 def cases(
@@ -42,23 +48,35 @@ def cases(
                 for k, m in methods.items()
                 if m.backend == "triton" or (m.pattern != "full" and m.backend != "dense")
             }
-        for name, function in {"SDPA": sdpa, **{k: mixer(m, HEADS) for k, m in methods.items()}}.items():
-            yield "length", length, Case(f"length {length}", name, both_ways(function, *given, upstream=given[0]))
-    scores = torch.randn(4, HEADS, 256, 512, device=device)
+        for name, method in {"SDPA": Method(), **methods}.items():
+            function = sdpa if name == "SDPA" else mixer(method, HEADS)
+            plain = mixer(method._replace(backend="dense"), HEADS)
+            keys = length if method.pattern == "full" else N
+            yield "length", length, Case(
+                f"length {length}", name, both_ways(function, *given, upstream=given[0]),
+                check=partial(slopes_apart, function, plain, given) if length <= LONGEST else None,
+                cost=partial(multiplied, 1, HEADS, length, keys, both=True),
+            )  # fmt: skip
+    given = scores(device)
     for k in (1, 4, 16, 64, 256):
         function = build_transform("topk", k=k)
-        yield "k", k, Case(f"k {k}", "topk, 512 keys", both_ways(function, scores, upstream=scores))
+        yield "k", k, Case(
+            f"k {k}", "topk, 512 keys", both_ways(function, given, upstream=given),
+            check=partial(gradient_off, function, given, given), cost=partial(moved, given, both=True),
+        )  # fmt: skip
     for slots in (8, 16, 32, 64, 128):
-        yield "memory slots", slots, Case(f"slots {slots}", "fixed_memory, a query", _memory(slots, device))
+        yield "memory slots", slots, _memory(slots, device)
     for words in (1000, 4000, 16000, 64000):
-        yield (
-            "vocabulary",
-            words,
-            Case(f"vocabulary {words}", "output and its loss, 512 tokens", _output(words, device)),
-        )
+        yield "vocabulary", words, _output(words, device)
 
 
-def _memory(slots: int, device: torch.device) -> Any:
+def scores(device: torch.device) -> Tensor:
+    """Of which top-k keeps more and more."""
+    return torch.randn(4, HEADS, 256, 512, generator=torch.Generator().manual_seed(0)).to(device)
+
+
+def _memory(slots: int, device: torch.device) -> Case:
+    """A query to each of 64 memories."""
     site = AttentionSpec.model_validate({"cross": {"module": {"kind": "fixed_memory", "slots": slots}}}).site("cross")
     module = site.build("cross", WIDTH, Dims(heads=1, query_width=WIDTH, key_width=WIDTH, longest_source=200), 0.0)
     module.to(device)
@@ -66,14 +84,20 @@ def _memory(slots: int, device: torch.device) -> Any:
     query = torch.randn(64, 1, WIDTH, device=device)
     at = Positions(torch.zeros(1, dtype=torch.long, device=device), torch.arange(200, device=device))
 
-    def run() -> None:
+    def run() -> Tensor:
         with torch.no_grad():
-            module(query, memory, at)
+            return module(query, memory, at).context
 
-    return run
+    def check() -> float:
+        with native.off():
+            wanted = run()
+        return float((run() - wanted).abs().max())
+
+    return Case(f"slots {slots}", "fixed_memory, a query", run, check=check, cost=lambda: operations(run))
 
 
-def _output(words: int, device: torch.device) -> Any:
+def _output(words: int, device: torch.device) -> Case:
+    """Forward and backward of 512 tokens."""
     hidden = torch.randn(512, WIDTH, device=device, requires_grad=True)
     weight = torch.randn(words, WIDTH, device=device, requires_grad=True)
     wanted = torch.randint(words, (512,), device=device)
@@ -82,15 +106,34 @@ def _output(words: int, device: torch.device) -> Any:
         hidden.grad = weight.grad = None
         smoothed_cross_entropy(nn.functional.linear(hidden, weight), wanted, 0.1)[0].backward()
 
-    return run
+    def check() -> float:
+        with native.off():
+            run()
+        before = _taken(hidden)
+        run()
+        return float((_taken(hidden) - before).norm() / before.norm())
+
+    return Case(
+        f"vocabulary {words}", "output and its loss, 512 tokens", run, check=check, cost=lambda: operations(run)
+    )
 
 
-def exponents(measured: Sequence[tuple[int, Timing]]) -> dict[str, float]:
+def _taken(parameter: Tensor) -> Tensor:
+    """Its gradient."""
+    assert parameter.grad is not None
+    return parameter.grad.clone()
+
+
+def exponents(measured: Sequence[tuple[int, Timing]]) -> dict[str, Exponent]:
     """Of each name, from (size, timing)."""
     series: dict[str, list[tuple[int, float]]] = {}
     for size, timing in measured:
         series.setdefault(timing.name, []).append((size, timing.median))
-    return {name: slope(points) for name, points in series.items() if len(points) > 1}
+    return {
+        name: Exponent(slope(points), min(points)[0], max(points)[0])
+        for name, points in series.items()
+        if len(points) > 1
+    }
 
 
 def slope(points: Sequence[tuple[int, float]]) -> float:

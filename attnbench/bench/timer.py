@@ -24,7 +24,8 @@ class Case(NamedTuple):
     """One thing to time. group: what it is compared within ("64x4x32x32, forward"); name: what it is called there.
 
     work: what one call does, in the unit of its section (tokens; 1 where calls are counted). check: gives the largest
-    difference from the definition. coarse: it rounds to 8 bits, where a last digit of float32 decides between steps.
+    difference from the definition. cost: what a call cannot do without, in the unit of the yardstick; asked for after
+    the first call. coarse: it rounds to 8 bits, where a last digit of float32 decides between steps.
     """
 
     group: str
@@ -32,15 +33,25 @@ class Case(NamedTuple):
     run: Callable[[], object]
     work: float = 1.0
     check: Callable[[], float] | None = None
-    flops: float | None = None
+    cost: Callable[[], float] | None = None
     coarse: bool = False
+
+
+class Yardstick(NamedTuple):
+    """What the machine does at its best, timed in every round beside the cases: `cost` in a call, of operations of
+    matrix products or of bytes that are read and written."""
+
+    run: Callable[[], object]
+    cost: float
 
 
 class Timing(NamedTuple):
     """Seconds a call: median, least and most over the rounds. first: of the first call, which may compile.
 
-    error: the largest difference from the definition; None where there is none to compare with. peak_mb: most memory
-    taken, where that was measured. rounds: the seconds of each round, which cases that are timed together share.
+    error: the largest difference from the definition; None where there is none to compare with. share: the part of the
+    yardstick's rate that its cost is done at, the median of the rounds; least_share: the same of the least times.
+    peak_mb: most memory taken, where that was measured. rounds: the seconds of each round, which cases that are timed
+    together share.
     """
 
     group: str
@@ -50,8 +61,9 @@ class Timing(NamedTuple):
     high: float
     first: float
     work: float
-    flops: float | None
     error: float | None
+    share: float | None = None
+    least_share: float | None = None
     peak_mb: float | None = None
     rounds: tuple[float, ...] = ()
 
@@ -63,15 +75,17 @@ class Timing(NamedTuple):
 
 def measure(
     cases: Sequence[Case], *, rounds: int, chunk: float, device: torch.device, loose: bool = False, rest: float = 0,
-    replay: bool = False,
+    replay: bool = False, yardstick: Yardstick | None = None,
 ) -> list[Timing]:  # fmt: skip
-    """Time the cases in turns. chunk: seconds that the calls of one turn take together, at least one call. rest:
-    seconds before each turn, in which threads of the case before go to sleep. replay: on a GPU, time what it does,
-    without the host's part: each case is recorded once, and its record run again; one that waits for the GPU is timed
-    as it is called, and its name says so.
+    """Time the cases in turns, after a first call of each and its check. chunk: seconds that the calls of one turn take
+    together, at least one call. rest: seconds before each turn, in which threads of the case before go to sleep.
+    replay: on a GPU, time what it does, without the host's part: each case is recorded once, and its record run again;
+    one that waits for the GPU is timed as it is called, and its name says so. yardstick: has its turn, too, and shares
+    are of its rate.
 
     Raises AttnbenchError for a case that does not give what its definition gives: none of these is timed then.
     """
+    firsts = [seconds(case.run, 1, device) for case in cases]
     errors = [None if case.check is None else case.check() for case in cases]
     for case, error in zip(cases, errors, strict=True):
         limit = TOLERANCE * (10 if loose or case.coarse else 1)
@@ -80,7 +94,10 @@ def measure(
                 f"{case.name} ({case.group}) lies {error:.1e} from its definition, and {limit:.0e} is allowed; "
                 "it was not timed"
             )
-    firsts = [seconds(case.run, 1, device) for case in cases]
+    costs = [None if case.cost is None or yardstick is None else case.cost() for case in cases]
+    if yardstick is not None:
+        yardstick.run()
+        cases = [*cases, Case("", "", yardstick.run)]
     if replay and device.type == "cuda":
         torch.cuda.empty_cache()
         pool = torch.cuda.graph_pool_handle()  # one for all: no record's result is looked at
@@ -92,21 +109,21 @@ def measure(
             at = (place + turn) % len(cases)  # no case always follows the same one
             time.sleep(rest)
             taken[at].append(seconds(cases[at].run, calls[at], device))
+    best = None if yardstick is None else [each / yardstick.cost for each in taken.pop()]
     return [
         Timing(
-            case.group,
-            case.name,
-            statistics.median(each),
-            min(each),
-            max(each),
-            first,
-            case.work,
-            case.flops,
-            error,
+            case.group, case.name, statistics.median(each), min(each), max(each), first, case.work, error,
+            *(_shares(cost, each, best) if cost is not None and best is not None else (None, None)),
             rounds=tuple(each),
         )
-        for case, each, first, error in zip(cases, taken, firsts, errors, strict=True)
-    ]
+        for case, each, first, error, cost in zip(cases[: len(taken)], taken, firsts, errors, costs, strict=True)
+    ]  # fmt: skip
+
+
+def _shares(cost: float, taken: Sequence[float], best: Sequence[float]) -> tuple[float, float]:
+    """best: seconds that the yardstick took for a unit of cost, in each round."""
+    each = [cost * unit / own for own, unit in zip(taken, best, strict=True)]
+    return statistics.median(each), cost * min(best) / min(taken)
 
 
 def _alone(case: Case, pool: Any) -> Case:

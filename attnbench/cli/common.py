@@ -25,7 +25,7 @@ Seed = Annotated[int | None, typer.Option("--seed", help="One seed instead of th
 Seeds = Annotated[str | None, typer.Option("--seeds", help="Seeds with commas, instead of the spec's.")]
 Jobs = Annotated[int, typer.Option("--jobs", help="Cells at a time, each in a process of its own.", min=1)]
 Device = Annotated[
-    str | None, typer.Option("--device", help="cpu, cuda, cuda:N, mps; left out: a CUDA GPU if there is one.")
+    str | None, typer.Option("--device", help="cpu, cuda, cuda:N, mps; auto, or left out: a CUDA GPU if there is one.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would run; write nothing.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start every cell over, finished ones too.")]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attnbench.cli import common
+
+if TYPE_CHECKING:
+    from attnbench.bench.results import Comparison
 
 
 class What(StrEnum):
@@ -32,23 +35,31 @@ def speed(
     threads: Annotated[int | None, typer.Option("--threads", help="Left out: all that are here.", min=1)] = None,
     rounds: Annotated[int, typer.Option("--rounds", help="Turns that every case has.", min=1)] = 5,
     against: Annotated[
-        str | None, typer.Option("--against", help="Packages timed beside: entmax, torch, ctranslate2, adasplash.")
+        str | None,
+        typer.Option("--against", help="Timed beside: entmax, torch, ctranslate2, adasplash; sdpa always is."),
     ] = None,
     compare: Annotated[Path | None, typer.Option("--compare", help="Say which ratios fell since this JSON.")] = None,
-    tolerance: Annotated[float, typer.Option("--tolerance", help="Part that a ratio may fall by.", min=0, max=1)] = 0.1,
+    tolerance: Annotated[
+        float | None, typer.Option("--tolerance", help="Part that a ratio may fall by; left out: 0.1.", min=0, max=1)
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for speed.json, speed.md and speed.svg.")] = None,
     device: common.Device = None,
     as_json: common.Json = False,
 ) -> None:
     """Time transforms, attention, training and decoding against softmax, in turns, in one run; a transform or an
-    attention that does not give what its definition gives stops it. With --compare it ends with 1 when a ratio fell.
+    attention that does not give what its definition gives stops it. With --compare it ends with 1 when a ratio fell, or
+    a case is gone.
 
     Example: attnbench speed ops --against entmax
 
     Example: attnbench speed --quick --compare speed.json
     """
+    from attnbench.bench.results import compare as compared
     from attnbench.bench.run import Report, read_earlier, run
+    from attnbench.core.errors import SpecError
 
+    if tolerance is not None and compare is None:
+        raise SpecError("--tolerance is of a comparison; name the earlier measurement with --compare FILE")
     kept: list[Path] = []
 
     def keep(part: Report) -> None:
@@ -57,7 +68,7 @@ def speed(
         except OSError as error:
             typer.echo(f"--out {out}: what is measured so far could not be kept: {error}", err=True)
 
-    earlier = None if compare is None else read_earlier(compare)
+    earlier, allowed = None if compare is None else read_earlier(compare), 0.1 if tolerance is None else tolerance
     command = " ".join(["attnbench", *sys.argv[1:]])
     try:
         report = run(
@@ -71,18 +82,35 @@ def speed(
         if isinstance(error, KeyboardInterrupt):  # nothing that goes on
             raise typer.Exit(130) from None
         raise
+    found = None if earlier is None else compared(earlier, report.document, allowed)
+    # what was compared with stays, or the next run would be compared with what fell
+    own = compare is not None and out is not None and compare.resolve() == (out / "speed.json").resolve()
+    stem = "fell" if own and found is not None and found.worse else "speed"
     try:  # what is measured is shown though a file may fail, and written though who reads may have left
         if as_json:
             common.emit_json(report.document)
         else:
             report.show(common.console())
     finally:
-        if out is not None and not report.write(out):
-            typer.echo("no speed.svg: matplotlib is not installed (pip install 'attnbench[plot]')", err=True)
-    if earlier is not None:
-        fallen, compared = report.falls(earlier, tolerance)
-        for fall in fallen:
-            typer.echo(f"fell: {fall}", err=True)
-        typer.echo(f"{len(fallen)} of {compared} ratios fell by more than {100 * tolerance:.0f}%", err=True)
-        if fallen:
+        if out is not None and not report.write(out, stem):
+            typer.echo(f"no {stem}.svg: matplotlib is not installed (pip install 'attnbench[plot]')", err=True)
+    if found is not None:
+        _tell(found, allowed)
+        if found.worse:
             raise typer.Exit(1)
+
+
+def _tell(found: Comparison, allowed: float) -> None:
+    """Say on stderr what fell and what is gone. Raises SpecError where nothing was compared."""
+    from attnbench.bench.run import NOTHING_IN_COMMON
+    from attnbench.core.errors import SpecError
+
+    for fall in found.fallen:
+        typer.echo(f"fell: {fall}", err=True)
+    for section, group, name in found.gone:
+        typer.echo(f"gone: {section}: {name} ({group}) was measured then", err=True)
+    if not found.compared:
+        raise SpecError(NOTHING_IN_COMMON)
+    other = f"; {found.other} of the earlier ones are of what was not measured now" if found.other else ""
+    fell = f"{len(found.fallen)} of {found.compared} ratios fell by more than {100 * allowed:.0f}%"
+    typer.echo(f"{fell}{other}", err=True)

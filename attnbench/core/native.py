@@ -55,6 +55,10 @@ _tracing: Callable[[], bool] = torch._C._is_tracing
 _wrapped: Callable[[Tensor], bool] = getattr(_functorch, "is_functorch_wrapped_tensor", lambda _: False)
 
 _off = ContextVar("_off", default=False)
+_tried: dict[Path, bool] = {}
+"""Sources that were asked for, and whether they are there."""
+_spent: list[float] = []
+"""Seconds of each compilation."""
 
 
 @contextmanager
@@ -85,10 +89,17 @@ def loaded(source: Path) -> ctypes.CDLL:
 
 @functools.cache
 def _load(source: Path) -> ctypes.CDLL | None:
-    name = engine()
+    name = None if os.environ.get(SWITCH) == "0" else compiler()
     if name is None:
         _log.debug("%s is left to torch: no C++ compiler, or %s=0", source.stem, SWITCH)
         return None
+    library = _of(source, name)
+    _tried[source] = library is not None
+    return library
+
+
+def _of(source: Path, name: str) -> ctypes.CDLL | None:
+    """name: of the compiler."""
     words = [*_texts(source), name.encode(), " ".join(_command() or ()).encode(), processor.identity()]
     key = hashlib.sha256(b"\0".join([*words, *(flag.encode() for flag in _FLAGS)])).hexdigest()[:16]
     target = cache_root() / "native" / f"{source.stem.strip('_')}-{key}.so"
@@ -119,8 +130,15 @@ def at(tensor: Any) -> ctypes.c_void_p:
 
 
 def engine() -> str | None:
-    """What compiles the sources, with its version; None where they are left to torch."""
-    return None if os.environ.get(SWITCH) == "0" else compiler()
+    """What compiles the sources, with its version; None where they are left to torch, as when it could compile none of
+    those that were asked for so far."""
+    nothing = bool(_tried) and not any(_tried.values())
+    return None if os.environ.get(SWITCH) == "0" or nothing else compiler()
+
+
+def compiling_seconds() -> float:
+    """What this process has spent on compiling so far."""
+    return sum(_spent)
 
 
 @functools.cache
@@ -131,9 +149,14 @@ def compiler() -> str | None:
         return None
     try:
         said = _run([*command, "--version"])
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return None if said.returncode else said.stdout.partition("\n")[0].strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        fault: object = error
+    else:
+        if said.returncode == 0:
+            return said.stdout.partition("\n")[0].strip()
+        fault = said.stderr.strip()[:200] or f"it ended with {said.returncode}"
+    _log.warning("%s is no C++ compiler that runs, everything is left to torch: %s", " ".join(command), fault)
+    return None
 
 
 def _texts(source: Path) -> list[bytes]:
@@ -195,6 +218,7 @@ def _compile(source: Path, target: Path) -> None:
     """Raises CalledProcessError with what the compiler said of the source, or of the first way."""
     half = target.with_suffix(f".{os.getpid()}")
     said: list[str] = []
+    started = time.perf_counter()
     try:
         for machine in _MACHINE:
             for loops in _LOOPS:
@@ -208,6 +232,7 @@ def _compile(source: Path, target: Path) -> None:
                 if _passes(done.stderr):  # with other options it might work, and be slower for good
                     raise subprocess.CalledProcessError(1, str(source), stderr=said[-1])
     finally:
+        _spent.append(time.perf_counter() - started)
         half.unlink(missing_ok=True)  # what a compiler that was stopped had written
     own = (
         words for words in said if source.name in words

@@ -66,16 +66,16 @@ class Runtime:
 
 
 def choose_device(name: str | None) -> torch.device:
-    """`name`, or a GPU if there is one, else the processor. Raises SpecError for
+    """`name`, or for None and `auto` a GPU if there is one, else the processor. Raises SpecError for
     an unknown kind of device, and MissingExtraError when the device is not there."""
-    if name is None:
+    if name is None or name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda", "mps"):
-        raise SpecError(f"--device {name}: no such kind of device; use cpu, cuda, cuda:N or mps")
+        raise SpecError(f"--device {name}: no such kind of device; use auto, cpu, cuda, cuda:N or mps")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise MissingExtraError(f"--device {name}: there is no such device here; use --device cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

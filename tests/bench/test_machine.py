@@ -25,18 +25,33 @@ def test_what_multiplies_is_told_as_it_is(used, chosen, monkeypatch):
     assert machine.signature(Runtime(torch.device("cpu")))["products"] == ("oneDNN" if used else "default")
 
 
-@pytest.mark.parametrize(("found", "chosen", "gain"), [
-    (("code compiled here", 1.25), "weights packed, by code compiled here", 1.25),
-    (("the matrix library", 0.8), "weights packed, by the matrix library", 1.25),
-    (("the matrix library", None), "weights packed, by the matrix library", None),
-    (("nothing", None), "weights as they are", None),
+OWN, LIBRARY = "weights packed by code compiled here", "weights packed by the matrix library"
+
+
+@pytest.mark.parametrize(("found", "chosen", "gain", "than"), [
+    (("code compiled here", 1.25), "weights packed, by code compiled here", 1.25, LIBRARY),
+    (("the matrix library", 0.8), "weights packed, by the matrix library", 1.25, OWN),
+    (("the matrix library", None), "weights packed, by the matrix library", None, OWN),
+    (("nothing", None), "weights as they are", None, ""),
 ])  # fmt: skip
 @pytest.mark.parametrize(("precision", "name"), [("fp32", "float32"), ("bf16", "bfloat16")])
-def test_what_multiplies_in_searches_is_told_with_what_it_gives(found, chosen, gain, precision, name, monkeypatch):
+def test_what_multiplies_in_searches_is_told_with_what_it_gives(
+    found, chosen, gain, than, precision, name, monkeypatch
+):
     asked = []
     monkeypatch.setattr(machine.packed, "chosen", lambda dtype: asked.append(dtype) or found)
     choices = machine.set_up(Runtime(torch.device("cpu"), precision))
     told = {choice.what: choice for choice in choices}
     assert asked == [getattr(torch, name), torch.int8]
-    assert told[f"{name} products of searches"][1:] == (chosen, gain)
+    assert told[f"{name} products of searches"][1:] == (chosen, gain, than)
     assert told["int8 products of searches"].chosen == f"by {found[0]}"
+
+
+def test_yardsticks_count_what_they_do():
+    whole = machine.products(torch.device("cpu"), torch.float32)
+    assert whole.cost == 2 * 1024**3
+    assert whole.run().shape == (1024, 1024)
+    scores = torch.randn(3, 5)
+    moved = machine.copies(scores)
+    assert moved.cost == 2 * 15 * 4
+    assert torch.equal(moved.run(), scores)

@@ -124,7 +124,7 @@ def test_training_and_decoding_run(precision, monkeypatch):
     runtime = Runtime(CPU, precision)
     training = models.training("tiny", "topk, k = 8", 1, runtime)
     training.run()
-    assert training.flops > 0
+    assert training.cost() > 0
     assert training.check() < (1e-2 if precision == "bf16" else 1e-5)
     load = models.Load(3, 5, 2)
     assert load.group("tiny") == "tiny, beam 2, 3 x 5"
@@ -158,9 +158,9 @@ def test_operations_are_counted_as_torch_counts_them(monkeypatch):
     whole = models.training("tiny", "softmax", 1, Runtime(CPU))
     with FlopCounterMode(display=False) as counter:
         whole.run()
-    assert whole.flops == counter.get_total_flops()
+    assert whole.cost() == counter.get_total_flops()
     monkeypatch.setattr(loss, "LOGITS", 600)  # a part of the logits at a time
-    assert models.training("tiny", "softmax", 1, Runtime(CPU)).flops == whole.flops
+    assert models.training("tiny", "softmax", 1, Runtime(CPU)).cost() == whole.cost()
 
 
 def test_a_training_that_is_wrong_is_found(monkeypatch):
@@ -198,9 +198,9 @@ def test_a_search_that_is_wrong_is_found(precision, name, beam, monkeypatch):
 
 
 def test_exponents():
-    timings = [(n, Timing(f"length {n}", "a", 3e-6 * n**1.5, 0, 0, 0, 1, None, None)) for n in (10, 100, 1000)]
-    alone = (10, Timing("length 10", "b", 1.0, 0, 0, 0, 1, None, None))
-    assert scaling.exponents([*timings, alone]) == {"a": pytest.approx(1.5)}
+    timings = [(n, Timing(f"length {n}", "a", 3e-6 * n**1.5, 0, 0, 0, 1, None)) for n in (10, 100, 1000)]
+    alone = (10, Timing("length 10", "b", 1.0, 0, 0, 0, 1, None))
+    assert scaling.exponents([*timings, alone]) == {"a": (pytest.approx(1.5), 10, 1000)}
 
 
 def test_cost_is_told_group_by_group(monkeypatch):
@@ -209,18 +209,56 @@ def test_cost_is_told_group_by_group(monkeypatch):
             yield what, size, size
 
     monkeypatch.setattr(scaling, "cases", cases)
-    plan = plans.Plan(Runtime(CPU), 1, True, [], 1.0)
+    plan = plans.Plan(Runtime(CPU), 1, True, [])
     monkeypatch.setattr(
-        plans.Plan, "time", lambda self, made, **more: [Timing("g", "a", n, 0, 0, 0, 1, None, None) for n in made]
+        plans.Plan, "time", lambda self, made, yardstick, **more: [Timing("g", "a", n, 0, 0, 0, 1, None) for n in made]
     )
-    found = [[(each.title, each.exponents) for each in sections] for sections in plans.scaling_sections(plan)]
-    whole = [("cost against length", {"a": pytest.approx(1.0)}), ("cost against k", {"a": pytest.approx(1.0)})]
+    found = [
+        [(each.title, each.exponents, each.limit) for each in sections] for sections in plans.scaling_sections(plan)
+    ]
+    slopes = {"a": (pytest.approx(1.0), 1, 2)}
+    whole = [
+        ("cost against length", slopes, "matrix products"), ("cost against k", slopes, "copies of the scores"),
+    ]  # fmt: skip
     assert found == [whole[:1], whole]
 
 
 def test_what_grows_runs():
     made = list(scaling.cases([16, 32], CPU))
     assert {what for what, _, _ in made} == {"length", "k", "memory slots", "vocabulary"}
-    for what, _, case in made:
-        if what != "vocabulary":
+    for what, size, case in made:
+        if what != "vocabulary" or size == 1000:
             case.run()
+            assert case.check() < 1e-4
+            assert case.cost() > 0
+    assert next(case for what, _, case in made if what == "vocabulary").cost() == 3 * 2 * 512 * scaling.WIDTH * 1000
+
+
+def test_a_gradient_of_attention_that_is_wrong_is_found():
+    cases = list(ops.attention_cases(((1, 2, 12, 12),), CPU, torch.float32, n=4))
+    both = [case for case in cases if case.group.endswith("backward")]
+    assert all(case.check() < 1e-5 for case in both)
+    plain = ops.mixer(ops.Method(), 2)
+    given = [torch.randn(1, 2, 12, ops.HEAD) for _ in range(3)]
+    assert ops.slopes_apart(lambda query, key, value: plain(query, key, value.detach() * 2 - value), plain, given) > 0.1
+
+
+@pytest.mark.parametrize("beam", [1, 2])
+def test_operations_of_decoding_are_those_of_its_products(beam, monkeypatch):
+    monkeypatch.setattr(models, "WORDS", 60)
+    monkeypatch.setattr(models, "STEPS", 4)
+    case = models.decoding("tiny", "entmax15", models.Load(3, 5, beam), Runtime(CPU))
+    model = models._named("tiny", "softmax", CPU)
+    width, inner = model.output.in_features, model.encoder[0].feed_forward.expand.out_features
+    layer = 2 * width * inner
+    tokens, rows = 3 * 5, 3 * beam
+    encoder = len(model.encoder) * (2 * tokens * (4 * width**2 + layer) + 4 * 3 * 5 * 5 * width)
+    sources = len(model.decoder) * 2 * tokens * 2 * width**2
+    seen = [3, *[rows] * 3]
+    step = sum(
+        2 * some * (6 * width**2 + layer) + 4 * some * (at + 1) * width + 4 * some * 5 * width
+        for at, some in enumerate(seen)
+    )
+    output = sum(2 * some * width * 60 for some in seen)
+    assert case.cost() == encoder + sources + len(model.decoder) * step + output
+    assert models.decoding("tiny", "window, n = 8", models.Load(3, 5, beam), Runtime(CPU)).cost is None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from attnbench.bench.plot import draw
-from attnbench.bench.results import Section
+from attnbench.bench.results import Exponent, Section
 from attnbench.bench.timer import Timing
 
 pytest.importorskip("matplotlib", reason="pictures need the extra `plot`")
 
 
 def timing(name, group, median):
-    return Timing(group, name, median, median, median, 1.0, 1.0, None, None)
+    return Timing(group, name, median, median, median, 1.0, 1.0, None)
 
 
 def test_bars_and_lines(tmp_path):
@@ -21,7 +21,7 @@ def test_bars_and_lines(tmp_path):
     )
     lines = Section(
         "cost against length", ("base",), [timing("grows", f"length {n}", n * 1e-6) for n in (10, 100)],
-        exponents={"grows": 1.0},
+        exponents={"grows": Exponent(1.0, 10, 100)},
     )  # fmt: skip
     assert draw([bars, lines], tmp_path / "speed.svg")
     text = (tmp_path / "speed.svg").read_text()

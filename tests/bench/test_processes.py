@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 
 import pytest
 import torch
@@ -20,11 +21,15 @@ def holding(mib: int) -> Case:
     """A case that holds so much memory, once it has run."""
     kept = []
     hold = lambda: kept.append(bytearray(os.urandom(MIB)) * mib)  # noqa: E731
-    return Case("held", f"{mib} MiB", hold, 3.0, lambda: 0.25, 7.0, True)
+    return Case("held", f"{mib} MiB", hold, 3.0, lambda: 0.25, coarse=True)
 
 
 def dying() -> Case:
     return Case("g", "dies", lambda: os._exit(7))
+
+
+def living() -> Case:
+    return Case("g", str(os.getpid()), lambda: None)
 
 
 def failing() -> Case:
@@ -42,7 +47,7 @@ def counting_threads() -> Case:
 def test_a_case_is_told_run_and_checked_where_it_lives():
     with together([Recipe(holding, (1,)), Recipe(counting_threads, (), True)], 1) as (held, threads):
         case = held.case
-        assert (case.group, case.name, case.work, case.flops) == ("held", "1 MiB", 3.0, 7.0)
+        assert (case.group, case.name, case.work) == ("held", "1 MiB", 3.0)
         assert case.check() == 0.25
         assert case.coarse
         assert not threads.case.coarse
@@ -55,7 +60,7 @@ def test_a_case_is_told_run_and_checked_where_it_lives():
 
 def test_the_memory_of_each_is_its_own():
     recipes = [Recipe(holding, (1,)), Recipe(holding, (300,))]
-    timings = [Timing("held", "a", 1, 1, 1, 1, 1, None, None), Timing("held", "b", 1, 1, 1, 1, 1, None, None)]
+    timings = [Timing("held", name, 1, 1, 1, 1, 1, None) for name in "ab"]
     few, many = with_peaks(timings, recipes, 1)
     assert (few.name, many.name) == ("a", "b")
     assert many.peak_mb - few.peak_mb == pytest.approx(600, rel=0.2)
@@ -63,7 +68,7 @@ def test_the_memory_of_each_is_its_own():
 
 def test_what_this_process_held_is_not_the_others(monkeypatch):
     bytearray(os.urandom(MIB)) * 700  # and let go
-    timing = Timing("held", "a", 1, 1, 1, 1, 1, None, None)
+    timing = Timing("held", "a", 1, 1, 1, 1, 1, None)
     (found,) = with_peaks([timing], [Recipe(holding, (1,))], 1)
     assert found.peak_mb < 600
 
@@ -79,3 +84,20 @@ def test_a_process_that_dies_is_no_figure():
         pytest.raises(AttnbenchError, match=r"ended with 7.*memory enough"),
     ):
         one.case.run()
+
+
+def test_a_process_that_was_ended_between_two_calls_is_told_as_such():
+    with together([Recipe(living, ())], 1) as (one,):
+        one.case.run()
+        os.kill(int(one.case.name), signal.SIGKILL)
+        one._process.join()
+        with pytest.raises(AttnbenchError, match=r"ended with -9.*memory enough"):
+            one.case.run()
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no masks of signals here")
+def test_an_interrupt_is_not_the_processs_to_answer():
+    with together([Recipe(living, ())], 1) as (one,):
+        os.kill(int(one.case.name), signal.SIGINT)
+        one.case.run()
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, set())

@@ -7,22 +7,22 @@ import json
 import pytest
 
 from attnbench.bench.machine import Roofline
-from attnbench.bench.results import Section, as_json, best, falls, markdown, relative, share, tables
+from attnbench.bench.results import Exponent, Section, as_json, best, compare, markdown, relative, tables
 from attnbench.bench.timer import Timing
 
 MACHINE = Roofline({"fp32": 1e9}, 1e9)
 
 
-def timing(name, median, group="g", low=None, work=1.0, flops=None):
-    return Timing(group, name, median, median if low is None else low, median, 1.0, work, flops, None)
+def timing(name, median, group="g", low=None, work=1.0, share=None):
+    return Timing(group, name, median, median if low is None else low, median, 1.0, work, None, share, share)
 
 
-def section(*timings, unit="", peak=None):
-    return Section("some", ("base", "other"), list(timings), unit, peak_flops=peak)
+def section(*timings, unit="", baseline=("base", "other")):
+    return Section("some", baseline, list(timings), unit)
 
 
-def document(found):
-    return as_json([found], {}, [], MACHINE, {}, "attnbench speed")
+def document(found, peers=()):
+    return json.loads(json.dumps(as_json([found], {}, [], MACHINE, dict.fromkeys(peers, "1.0"), "attnbench speed")))
 
 
 def test_speed_is_against_the_fastest_baseline_of_the_group():
@@ -41,7 +41,7 @@ def test_speed_is_against_the_fastest_baseline_of_the_group():
 
 def rounds(name, *seconds, work=1.0):
     low, median, high = min(seconds), sorted(seconds)[len(seconds) // 2], max(seconds)
-    return Timing("g", name, median, low, high, 1.0, work, None, None, rounds=seconds)
+    return Timing("g", name, median, low, high, 1.0, work, None, rounds=seconds)
 
 
 def test_a_machine_that_slows_down_slows_both():
@@ -51,6 +51,13 @@ def test_a_machine_that_slows_down_slows_both():
     assert relative(found, found.timings[0]) == 1.0
     (table,) = tables([found])
     assert table.lines == [["base", "4 s x 1.00 ±75%"], ["a", "3 s x 0.50 ±25%"]]
+
+
+def test_multiples_of_two_rounds_are_the_inverse_of_those_of_speeds():
+    found = section(rounds("base", 1.0, 1.0), rounds("a", 1.0, 4.0))
+    assert relative(found, found.timings[1]) == pytest.approx(0.5)
+    (table,) = tables([found])
+    assert table.lines[1] == ["a", "4 s x 2.00 ±75%"]
 
 
 def test_rates_are_against_the_work_of_the_baseline():
@@ -66,20 +73,31 @@ def test_the_least_times_have_a_ratio_of_their_own():
     assert best(found, found.timings[1]) == 2.0
 
 
-def test_the_share_of_what_the_machine_can_do():
-    found = section(timing("a", 2.0, flops=1e9), timing("b", 2.0), peak=1e9)
-    assert share(found, found.timings[0]) == 0.5
-    assert share(found, found.timings[1]) is None
-
-
 def test_tables_show_calls_as_times_and_rates_as_speeds():
     calls = section(timing("base", 0.001), timing("a", 0.002, low=0.001))
     (table,) = tables([calls])
     assert table.head == ["", "g"]
     assert table.lines == [["base", "1 ms x 1.00"], ["a", "2 ms x 2.00 ±25%"]]
-    rates = section(timing("base", 1.0, work=4000), timing("a", 2.0, work=4000, flops=1e9), unit="tokens", peak=1e9)
+    rates = section(timing("base", 1.0, work=4000), timing("a", 2.0, work=4000, share=0.5), unit="tokens")
     (table,) = tables([rates])
-    assert table.lines == [["base", "4,000/s x 1.00"], ["a", "2,000/s x 0.50, 50% of peak"]]
+    assert table.lines == [["base", "4,000/s x 1.00"], ["a", "2,000/s x 0.50, 50%"]]
+    assert "%: of the rate at which the machine does matrix products in the same rounds." in table.note
+
+
+@pytest.mark.parametrize(("seconds", "text"), [
+    (1234.5, "1,234 s"), (100, "100 s"), (1.2345, "1.23 s"), (0.9996, "1 s"), (0.0999, "99.9 ms"), (0.02, "20 ms"),
+    (1e-5, "10 us"), (3e-7, "300 ns"), (0, "0 ns"),
+])  # fmt: skip
+def test_times_have_three_digits(seconds, text):
+    (table,) = tables([section(timing("a", 1.0)._replace(median=seconds))])
+    assert table.lines == [["a", text]]
+
+
+def test_exponents_of_other_sizes_say_so():
+    found = section(timing("base", 1.0), timing("a", 1.0))
+    slopes = {"base": Exponent(1.5, 512, 65536), "a": Exponent(1.94, 512, 8192)}
+    (table,) = tables([found._replace(exponents=slopes)])
+    assert [line[-1] for line in table.lines] == ["1.50", "1.94 (512 to 8,192)"]
 
 
 def test_a_name_that_a_group_has_not_leaves_its_place_empty():
@@ -97,6 +115,9 @@ def test_memory_has_a_table_of_its_own():
 def test_a_table_says_how_it_is_read():
     (table,) = tables([Section("some", ("base",), [timing("base", 1.0)], "tokens")])
     assert table.note.startswith("Work a second; x: in multiples of that of base. Multiples are medians of")
+    (table,) = tables([section(timing("alone", 1.0), baseline=())])
+    assert table.note.startswith("Time of a call. ±: half of what lies between")
+    assert "x:" not in table.note
 
 
 def test_markdown_holds_every_line():
@@ -105,30 +126,60 @@ def test_markdown_holds_every_line():
         "`attnbench speed ops`", "", "- signature", "", "## some", "",
         "Time of a call; x: in multiples of that of the faster of base and other. Multiples are medians of those of "
         "single rounds. ±: half of what lies between the least and the most of them, in parts of the median; where the "
-        "multiple is that of a thing to itself, of its times.", "", "|  | g |", "| --- | --- |",
+        "multiple is that of a thing to itself, of its times. First calls, not counted: 1 s in all.", "", "|  | g |",
+        "| --- | --- |",
         "| base | 1 s x 1.00 |",
     ]  # fmt: skip
 
 
 def test_what_fell_is_told_worst_first():
-    before = document(
-        section(timing("base", 1.0), timing("a", 1.0), timing("b", 1.0), timing("c", 1.0), timing("gone", 1.0))
-    )
+    before = document(section(timing("base", 1.0), timing("a", 1.0), timing("b", 1.0), timing("c", 1.0)))
     now = document(
         section(timing("base", 1.0), timing("a", 1.05), timing("b", 1.5), timing("c", 2.0), timing("new", 9.0))
     )
-    fallen, compared = falls(before, json.loads(json.dumps(now)), 0.1)
-    assert [(fall.name, fall.before, pytest.approx(fall.now)) for fall in fallen] == [
+    found = compare(before, now, 0.1)
+    assert [(fall.name, fall.before, pytest.approx(fall.now)) for fall in found.fallen] == [
         ("c", 1.0, 0.5),
         ("b", 1.0, 2 / 3),
     ]
-    assert compared == 4
-    assert "now at 0.50" in str(fallen[0])
+    assert (found.gone, found.compared, found.worse) == ([], 4, True)
+    assert "now at 0.5" in str(found.fallen[0])
+    assert not compare(before, before, 0.1).worse
 
 
-def test_a_slower_baseline_falls_too_and_so_does_the_share_of_the_peak():
-    before = document(section(timing("base", 1.0), timing("other", 1.0, flops=1e9), peak=1e9))
-    now = document(section(timing("base", 1.0), timing("other", 3.0, flops=1e9), peak=1e9))
-    fallen, compared = falls(before, now, 0.1)
-    assert [fall.name for fall in fallen] == ["other", "other, share of peak"]
-    assert compared == 3
+def test_what_slows_everything_down_is_seen_against_the_machine():
+    before = document(section(timing("base", 1.0, share=0.5), timing("other", 1.0), timing("a", 1.0, share=0.5)))
+    now = document(section(timing("base", 2.0, share=0.25), timing("other", 2.0), timing("a", 2.0, share=0.25)))
+    found = compare(before, now, 0.1)
+    assert [str(fall) for fall in found.fallen] == ["some: base, against matrix products (g) was 0.5, now at 0.25"]
+    assert found.compared == 4
+
+
+def test_where_there_is_no_baseline_each_is_compared_with_the_machine():
+    before = document(section(timing("a", 1.0, share=0.5), timing("b", 1.0), baseline=()))
+    found = compare(before, document(section(timing("a", 9.0, share=0.1), timing("b", 9.0), baseline=())), 0.1)
+    assert ([fall.name for fall in found.fallen], found.compared) == (["a, against matrix products"], 1)
+
+
+def test_a_case_that_is_gone_is_told_where_its_group_is_there():
+    before = document(
+        section(timing("base", 1.0), timing("a", 1.0), timing("entmax: a", 1.0), timing("base", 1.0, "h")), ["entmax"]
+    )
+    found = compare(before, document(section(timing("base", 1.0))), 0.1)
+    assert (found.gone, found.other, found.worse) == ([("some", "g", "a")], 1, True)
+    with_peer = compare(before, document(section(timing("base", 1.0), timing("a", 1.0)), ["entmax"]), 0.1)
+    assert with_peer.gone == [("some", "g", "entmax: a")]
+
+
+def test_nothing_in_common_is_no_success():
+    before = document(section(timing("base", 1.0, "h")))
+    found = compare(before, document(section(timing("base", 1.0))), 0.1)
+    assert (found.compared, found.other, found.worse) == (0, 1, True)
+
+
+def test_files_of_before_there_were_shares_can_be_compared_with():
+    before = document(section(timing("base", 1.0, share=0.5)))
+    for each in before["sections"][0]["timings"]:
+        del each["least_share"]
+    found = compare(before, document(section(timing("base", 3.0, share=0.1))), 0.1)
+    assert (found.compared, found.worse) == (1, False)

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from attnbench.bench.timer import Case, measure
+from attnbench.bench.timer import Case, Yardstick, measure
 from attnbench.core.errors import AttnbenchError
 
 CPU = torch.device("cpu")
@@ -66,4 +66,28 @@ def test_what_differs_from_its_definition_is_not_timed(error):
     ]
     with pytest.raises(AttnbenchError, match="wrong"):
         measure(cases, rounds=1, chunk=0.01, device=CPU)
-    assert not timed
+    assert len(timed) == 1  # its first call
+
+
+def test_the_first_call_is_told_apart_from_those_that_follow_its_check():
+    order = []
+    case = Case("g", "a", lambda: order.append("run"), check=lambda: order.append("check") or 0.0)
+    (timing,) = measure([case], rounds=1, chunk=0, device=CPU)
+    assert order[:2] == ["run", "check"]
+    assert timing.first > 0
+
+
+def test_shares_are_of_what_the_machine_did_in_the_same_rounds(monkeypatch):
+    times = iter([9.0, 1.0, 1.0, 4.0, 2.0, 4.0, 8.0, 16.0, 4.0])
+    monkeypatch.setattr("attnbench.bench.timer.seconds", lambda run, calls, device: next(times))
+    cases = [Case("g", "a", int, cost=lambda: 30.0)]
+    (timing,) = measure(cases, rounds=3, chunk=0, device=CPU, yardstick=Yardstick(int, 20.0))
+    # rounds: the case 4, 8, 16 s and the machine 2, 4, 4 s for 20 of what the case needs 30
+    assert timing.rounds == (4.0, 8.0, 16.0)
+    assert timing.share == pytest.approx(0.75)
+    assert timing.least_share == pytest.approx(30 / 4 / (20 / 2))
+
+
+def test_without_a_yardstick_nothing_is_counted():
+    (timing,) = measure([Case("g", "a", int, cost=lambda: pytest.fail("counted"))], rounds=1, chunk=0, device=CPU)
+    assert (timing.share, timing.least_share) == (None, None)

@@ -101,21 +101,48 @@ def test_json_alone_on_stdout(invoke):
     assert json.loads(result.stdout)["schema_version"] == 1
 
 
+def scale(document, factor):
+    """As if all ratios had been so many times as high."""
+    for section in document["sections"]:
+        for each in section["timings"]:
+            for name in ("best", "least_share"):
+                each[name] = each[name] and each[name] * factor
+
+
 def test_comparison_with_an_earlier_run(invoke):
     invoke(*RUN, "--out", "found")
     path = Path("found/speed.json")
     document = json.loads(path.read_text())
-    for section in document["sections"]:
-        for each in section["timings"]:
-            each["best"] = each["best"] and each["best"] / 1000
+    scale(document, 1e-3)
     path.write_text(json.dumps(document))
     assert "0 of" in invoke(*RUN, "--compare", str(path)).stderr
-    for section in document["sections"]:
-        for each in section["timings"]:
-            each["best"] = each["best"] and each["best"] * 1e9
+    scale(document, 1e9)
     path.write_text(json.dumps(document))
     result = invoke(*RUN, "--compare", str(path), code=1)
     assert "fell: transforms of scores: sparsemax" in result.stderr
+
+
+def test_what_fell_does_not_take_the_place_of_what_it_is_compared_with(invoke):
+    invoke(*RUN, "--out", "found")
+    path = Path("found/speed.json")
+    document = json.loads(path.read_text())
+    scale(document, 1e9)
+    path.write_text(json.dumps(document))
+    for _ in range(2):
+        invoke(*RUN, "--out", "found", "--compare", str(path), code=1)
+    assert json.loads(path.read_text()) == document
+    assert json.loads(Path("found/fell.json").read_text())["finished"]
+
+
+def test_a_case_that_is_no_longer_measured_is_told(invoke):
+    invoke(*RUN, "--out", "found")
+    path = Path("found/speed.json")
+    document = json.loads(path.read_text())
+    timings = document["sections"][0]["timings"]
+    timings.append({**timings[0], "name": "halfmax"})
+    path.write_text(json.dumps(document))
+    result = invoke(*RUN, "--compare", str(path), "--tolerance", "1", code=1)
+    assert f"gone: transforms of scores: halfmax ({timings[0]['group']}) was measured then" in result.stderr
 
 
 def test_nothing_in_common_is_no_success(invoke):
@@ -157,6 +184,7 @@ def test_bfloat16_is_measured_where_it_would_be_used(invoke, monkeypatch):
     (("--against", "torch"), "--against torch: it does nothing that could be timed beside ops on cpu; leave it out"),
     (("--threads", "4096"), "cores can be used here; give that many at most"),
     (("--tolerance", "1.5"), "--tolerance"),
+    (("--tolerance", "0.5"), "--tolerance is of a comparison; name the earlier measurement with --compare FILE"),
     (("--out", "other.json"), "--out other.json: it cannot be made (File exists); name another folder"),
 ])  # fmt: skip
 def test_bad_options_before_anything_is_timed(invoke, monkeypatch, options, said):
@@ -170,7 +198,7 @@ def test_bad_options_before_anything_is_timed(invoke, monkeypatch, options, said
         ("of training", "training, target tokens", [timing], {}),
     ):
         sections = [{"title": title, "timings": timings}]
-        document = {"schema_version": 1, "sections": sections, "signature": signature}
+        document = {"schema_version": 1, "sections": sections, "signature": signature, "peers": {}}
         Path(f"{name}.json").write_text(json.dumps(document))
     monkeypatch.setattr(plans, "measure", lambda *given, **more: pytest.fail("timed"))
     assert said in invoke(*RUN, *options, code=2).stderr

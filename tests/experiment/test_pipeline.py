@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ import torch
 import attnbench
 from attnbench.core.errors import AttnbenchError, DataError
 from attnbench.core.files import read_jsonl
-from attnbench.experiment import environment as environment_module
-from attnbench.experiment.environment import environment, git_state
+from attnbench.experiment.environment import environment
 from attnbench.experiment.pipeline import Place, build_model, content_sha256, count_parameters, run_cell
 from attnbench.experiment.run import Run, environments, write_grid
 from attnbench.report.collect import collect
@@ -291,33 +289,3 @@ def test_the_environment_names_what_multiplies(used: bool, name: str, monkeypatc
     monkeypatch.setattr("attnbench.train.machine.packed.chosen", lambda dtype: ("the matrix library", 0.7))
     found = environment(Runtime(torch.device("cpu")))
     assert (found["products"], found["searches"]) == (name, "the matrix library")
-
-
-def git(folder: Path, *arguments: str) -> None:
-    identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
-    subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
-
-
-def test_a_checkout_with_changes_is_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    package = tmp_path / "repository" / "attnbench"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    monkeypatch.setattr(environment_module.attnbench, "__file__", str(package / "__init__.py"))
-    assert git_state() == ("", False)
-    git(package.parent, "init", "-q")
-    git(package.parent, "add", ".")
-    git(package.parent, "commit", "-qm", "x")
-    commit, dirty = git_state()
-    assert (len(commit), dirty) == (40, False)
-    (package.parent / "notes.txt").write_text("beside the package")
-    assert git_state() == (commit, False)
-    (package / "__init__.py").write_text("changed = True\n")
-    assert git_state() == (commit, True)
-
-
-def test_a_package_below_another_checkout_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    git(tmp_path, "init", "-q")
-    package = tmp_path / "lib" / "site-packages" / "attnbench"
-    package.mkdir(parents=True)
-    monkeypatch.setattr(environment_module.attnbench, "__file__", str(package / "__init__.py"))
-    assert git_state() == ("", False)
