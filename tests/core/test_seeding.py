@@ -5,7 +5,7 @@ import random
 import numpy as np
 import torch
 
-from attnbench.core.seeding import derive, seed_everything
+from attnbench.core.seeding import derive, drawn_apart, seed_everything
 
 
 def draws() -> tuple[float, float, float]:
@@ -32,3 +32,18 @@ def test_derived_seeds_differ_by_every_name_and_fit_every_generator():
 def test_derived_seeds_stay_what_they_were():
     # half-finished runs go on with them
     assert derive(7, "order", 3) == 8447054841603909260
+
+
+def test_what_is_drawn_apart_moves_nothing_that_is_drawn_later():
+    seed_everything(3)
+    wanted = torch.rand(2)
+    seed_everything(3)
+    with drawn_apart("a"):
+        first = torch.rand(2)
+    assert torch.equal(torch.rand(2), wanted)
+    assert torch.initial_seed() == 3
+    with drawn_apart("a"):
+        assert torch.equal(torch.rand(2), first)
+    with drawn_apart("b"):
+        assert not torch.equal(torch.rand(2), first)
+    assert not torch.equal(first, wanted)

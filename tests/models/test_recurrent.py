@@ -202,3 +202,17 @@ def test_bfloat16_is_close_to_float32(kind):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             low = found(model)
         torch.testing.assert_close(low.float(), plain, rtol=0.1, atol=0.15)
+
+
+@KINDS
+@pytest.mark.parametrize("score", ["additive", "bilinear"])
+@pytest.mark.parametrize("coverage", ["simple", "linguistic", "neural"])
+def test_with_and_without_coverage_what_both_have_begins_alike(kind, score, coverage):
+    def weights(**more: Any) -> dict[str, Tensor]:
+        torch.manual_seed(2)
+        raw = {"kind": kind, "layers": 1, "width": WIDTH, "attention": {"cross": {"score": score, **more}}}
+        return models.parse(raw).build(SIZES).state_dict()
+
+    plain, covered = weights(), weights(coverage=coverage)
+    assert len(covered) > len(plain)
+    assert all(torch.equal(covered[name], plain[name]) for name in plain)

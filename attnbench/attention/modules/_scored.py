@@ -18,6 +18,7 @@ from attnbench.attention.transforms.base import Fused, ScoreTransform
 from attnbench.attention.transforms.softmax import softmax
 from attnbench.attention.types import Dims, History, Memory, Positions, Role
 from attnbench.core.dropout import Dropout
+from attnbench.core.seeding import drawn_apart
 from attnbench.core.tree import expand_batch
 
 _Kernel = Literal["few", "flex", "sdpa", "triton"]
@@ -29,7 +30,8 @@ class Scored(nn.Module):
 
     def __init__(self, site: Site, role: Role, dims: Dims, dropout: float) -> None:
         super().__init__()
-        self.coverage = None if site.coverage is None else site.coverage.build(dims)
+        with drawn_apart("coverage"):
+            self.coverage = None if site.coverage is None else site.coverage.build(dims)
         self.score = site.score.build(
             dims if self.coverage is None else dims._replace(feature_width=self.coverage.width)
         )

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attnbench.attention.scores.base import Score, ScoreSpec, project, scores
 from attnbench.attention.types import Dims
+from attnbench.core.seeding import drawn_apart
 
 BLOCK = 1 << 26
 """Tanh units held at a time: 256 MiB in float32."""
@@ -35,8 +36,9 @@ class Additive(Score):
         nn.init.uniform_(self.vector, -(units**-0.5), units**-0.5)
         if dims.feature_width:
             self.feature_weight = nn.Parameter(torch.empty(dims.heads, dims.feature_width, units))
-            for matrix in self.feature_weight:
-                nn.init.xavier_uniform_(matrix)
+            with drawn_apart("coverage in the score"):
+                for matrix in self.feature_weight:
+                    nn.init.xavier_uniform_(matrix)
 
     def keys(self, states: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H K A"]:
         return project(states, self.key_weight) + self.bias

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from attnbench.attention.scores.base import Score, ScoreSpec, project, scores
 from attnbench.attention.scores.dot import dot
 from attnbench.attention.types import Dims
+from attnbench.core.seeding import drawn_apart
 
 
 class Bilinear(Score):
@@ -27,8 +28,9 @@ class Bilinear(Score):
             nn.init.xavier_uniform_(matrix)
         if dims.feature_width:
             self.feature_weight = nn.Parameter(torch.empty(dims.heads, dims.feature_width, dims.query_width))
-            for matrix in self.feature_weight:
-                nn.init.xavier_uniform_(matrix)
+            with drawn_apart("coverage in the score"):
+                for matrix in self.feature_weight:
+                    nn.init.xavier_uniform_(matrix)
 
     def keys(self, states: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H K E2"]:
         return project(states, self.weight)
