@@ -104,8 +104,11 @@ for name, command in {
 def main() -> None:
     """Entry point."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the caller
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller
             setattr(sys, name, io.StringIO())
+        elif isinstance(stream, io.TextIOWrapper) and "utf" not in stream.encoding.lower():
+            stream.reconfigure(errors="replace")  # a ? for a sign that the encoding has not, and no traceback
     try:
         app(prog_name="attnbench")
     except KeyboardInterrupt:  # before a command began

@@ -27,14 +27,19 @@ def mechanisms() -> list[Entry]:
 
 
 def corpora() -> list[Entry]:
+    from attnbench.core.describe import parameters
+    from attnbench.data.datasets.base import datasets
     from attnbench.data.prepare import describe_datasets
 
     found = []
     for entry in describe_datasets():
         size = f"{entry['bytes'] / 1e6:,.1f} MB" if entry.get("bytes") else ""
         origin = entry.get("by_hand") or next(iter(entry.get("sources") or []), "")
-        rest = {key: value for key, value in entry.items() if key != "title"}
-        found.append({**rest, "description": entry.get("title", ""), "size": size, "from": origin})
+        rest = {key: value for key, value in entry.items() if key != "title" and (key != "bytes" or value)}
+        fields = {name: each._asdict() for name, each in parameters(datasets.get(entry["name"])).items()}
+        found.append(
+            {**rest, "description": entry.get("title", ""), "size": size, "from": origin, "parameters": fields}
+        )
     return found
 
 

@@ -56,6 +56,9 @@ def evaluate(
     given = [name for name, value in (("--align", align), ("--input", text), ("--split", split)) if value is not None]
     if len(given) > 1:
         raise SpecError(f"{' and '.join(given)} exclude each other: each names a text of its own")
+    searched = [each for each in overrides or [] if each.strip().startswith("search")]
+    if align is not None and searched:
+        raise SpecError(f"--set {searched[0]}: changes nothing, --align searches for no output; leave it out")
     split = split or "test"
     if split not in SPLITS:
         raise SpecError(f"--split: {unknown('split', split, SPLITS)}")

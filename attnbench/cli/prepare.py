@@ -34,6 +34,8 @@ def prepare(
     from attnbench.core.errors import SpecError
 
     if listed:
+        if what is not None or overrides or source is not None or offline:
+            raise SpecError("--list shows the corpora that are known, and prepares none; give it alone, or with --json")
         from attnbench.cli.list import show_datasets
 
         show_datasets(as_json=as_json)

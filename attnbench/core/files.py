@@ -208,6 +208,11 @@ def _length(node: yaml.Node | None, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
+def _number(key: yaml.ScalarNode) -> Any:
+    """A key that is a whole number as such, as a mapping holds it."""
+    return int(key.value) if key.tag == "tag:yaml.org,2002:int" and key.value.isdecimal() else key.value
+
+
 def _lines(node: yaml.Node | None, path: YamlPath, into: dict[YamlPath, int], name: str) -> None:
     if node is None:
         return
@@ -222,8 +227,9 @@ def _lines(node: yaml.Node | None, path: YamlPath, into: dict[YamlPath, int], na
                 if key.value in seen:
                     raise SpecError(f"{name}:{where}: the key '{key.value}' stands twice; remove one of them")
                 seen.add(key.value)
-                into[(*path, key.value)] = where
-                _lines(value, (*path, key.value), into, name)
+                for each in dict.fromkeys((key.value, _number(key))):  # a path may hold it either way
+                    into[(*path, each)] = where
+                    _lines(value, (*path, each), into, name)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             into[(*path, index)] = value.start_mark.line + 1

@@ -93,7 +93,13 @@ def write_texts(recipe: Recipe, parts: Mapping[str, list[Part]], folder: Path) -
                 f"task.dataset.hold_every, or give files for {split}"
             )
         if number["kept"] == 0:
-            raise DataError(f"the {split} split keeps no pair of {number['read']:,} read; check its files and filters")
+            files = dict.fromkeys(each for part in parts.get(split, []) for each in part.made_from or part[:2])
+            where = f" ({', '.join(map(str, files))})" if files else ""
+            if number["read"] == 0:
+                raise DataError(f"the {split} split has no pair, its files are empty{where}; give others")
+            raise DataError(
+                f"the {split} split keeps no pair of {number['read']:,} read; check its files{where} and filters"
+            )
     return counts
 
 
@@ -274,7 +280,7 @@ def build(recipe: Recipe, parts: Mapping[str, list[Part]], folder: Path) -> dict
         counts["train"]["kept"] -= counts["train"]["overlap"]
     held = {split for own in parts.values() for part in own for split in part.held.values()}
     repeated = {split: count_repeated(folder, split) for split in SPLITS[1:]}
-    for split, number in repeated.items():
+    for split, number in repeated.items() if not recipe.dataset.repeats else ():
         _warn_of_repeated(recipe.dataset.kind, split, number, counts[split]["kept"], held=split in held)
     log.info("learning the vocabulary")
     source, target = learn_vocabularies(recipe, folder)

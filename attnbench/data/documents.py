@@ -115,6 +115,8 @@ def _form(path: Path, names: Path | None) -> Form:
     head = next((line.text.strip() for line in read_lines(path) if line.text.strip()), "")
     if head.startswith("{"):
         return "chat"
+    if head.startswith("[") and ".json" in path.suffixes:
+        raise DataError(f'{path}: begins with a JSON list; conversations are an object, {{"id": [utterances]}}')
     if head == "<d>":
         return "marked"
     if _XML.match(head):

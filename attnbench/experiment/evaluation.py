@@ -83,6 +83,8 @@ def _require_effect(override: str) -> None:
     path = _path(override)
     if path in ("seed", "train") or (path.startswith("train.") and path != "train.average"):
         raise SpecError(f"--set {override}: changes nothing, the cell is trained; leave it out")
+    if _part(override) == "timing":
+        raise SpecError(f"--set {override}: changes nothing, eval times no decoding; leave it out")
     if f"{path}.".startswith("model.attention.default."):
         site = path.replace("default", "cross", 1)
         raise SpecError(f"--set {override}: each site of a cell stands for itself; name the sites, like {site}=...")

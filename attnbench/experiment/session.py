@@ -14,6 +14,7 @@ from rich.console import Console
 
 from attnbench.core.errors import AttnbenchError
 from attnbench.core.files import read_json, write_lines
+from attnbench.core.version import git_state
 from attnbench.data.prepare import read_manifest
 from attnbench.experiment.document import Document, override_document, read_document
 from attnbench.experiment.executor import CellOutcome, choose_executor
@@ -125,6 +126,9 @@ def _found(root: Path, cell: Cell, experiment: Experiment, settings: Settings) -
     origin = adopt(root, cell, _elsewhere(experiment, settings), _content(cell, settings))
     if origin is not None:
         log.info("[%s, seed %d] taken from %s", cell.label, cell.seed, origin)
+        if git_state()[1] or read_json(origin / "result.json", RUN_AGAIN).get("dirty"):
+            log.warning("[%s, seed %d] the code has changes that no commit holds, now or when that was made: it may "
+                        "come out otherwise; --fresh trains anew", cell.label, cell.seed)  # fmt: skip
         _restore_texts(root, cell, settings)
     return origin is not None
 

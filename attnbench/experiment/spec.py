@@ -154,6 +154,8 @@ class Header(Spec):
     def _folder(cls, name: str) -> str:
         if not all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", part) for part in name.split("/")):
             raise ValueError(f"'{name}' cannot name a folder: use letters, digits, '.', '_', '-' and '/' between parts")
+        if "cells" in name.split("/"):
+            raise ValueError(f"'{name}': a run keeps its own cells in a folder of the name 'cells'; take another name")
         return name
 
 

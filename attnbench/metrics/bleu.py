@@ -43,7 +43,7 @@ def corpus_bleu(
     hypotheses, references = prepare(hypotheses, references, compound_split=compound_split)
     metric = bleu_metric(kind)
     score = metric.corpus_score(hypotheses, [references])
-    return Score(score.score, _signature(metric, compound_split))
+    return Score(min(score.score, 100.0), _signature(metric, compound_split))  # rounding adds a last digit
 
 
 def corpus_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:

@@ -73,6 +73,8 @@ def _shown(example: Example, first: str, second: str) -> str:
 def _pair(experiment: Experiment, first: str, second: str) -> tuple[Cell, Cell]:
     """The cells of both labels with their lowest common seed."""
     labels = list(dict.fromkeys(cell.label for cell in experiment.cells))
+    if first == second:
+        raise SpecError(f"--examples '{first}' twice: name two rows, whose sentences differ")
     for label in (first, second):
         if label not in labels:
             raise SpecError(unknown("cell", label, labels))

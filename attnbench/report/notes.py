@@ -133,6 +133,9 @@ def _unknown(rows: Sequence[Row], view: View) -> list[str]:
     absent = [name for name in dict.fromkeys((*view.values, *view.extra)) if name not in known]
     near = {name: difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8) for name in absent}
     hints = {name: f"; did you mean {found[0]}?" if found else "" for name, found in near.items()}
+    for name in absent:
+        if names.last(name) == "seconds_per_epoch":
+            hints[name] = ", which takes `train.validate_every: epoch`"
     return [f"no cell has measured {name}{hints[name]} (measured: {scores})" for name in absent if known]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import ClassVar, Literal, Self
 
@@ -11,6 +12,8 @@ from attnbench.data.corpus import Data
 from attnbench.metrics.bleu import Score, corpus_bleu
 from attnbench.tasks.base import Metrics, tasks
 from attnbench.tasks.pairs import PairSpec, PairTask
+
+log = logging.getLogger("attnbench")
 
 
 @tasks.register
@@ -65,6 +68,11 @@ class Copying(PairTask):
             "bleu_bound": self.bleu(known, references).value,
             "exact_bound": exact(known, references),
         }
+        if not values["bleu_bound"]:
+            log.warning(
+                "%s: no reference has four known words in a row, so that BLEU is 0 whatever is copied; `exact` tells",
+                split,
+            )
         samples = {"sentences": len(lines)}
         return Metrics(values, {"bleu": bleu.signature}, samples, {"txt": lines})
 

@@ -83,6 +83,8 @@ def test_bad_usage_is_told_with_the_nearest_name(invoke, arguments, words):
     ("name: x\nname: y\n", "spec.yaml:2", "stands twice"),
     ("name: [\n", "spec.yaml:2", "not valid YAML"),
     ("- 1\n", "spec.yaml", "a spec is a mapping"),
+    ("name: a/cells\ntask: {kind: translation, dataset: demo}\n", "spec.yaml:1: name", "keeps its own cells"),
+    ("name: x\n1: 2\n", "spec.yaml:2: 1: unknown key", "1"),
     ("name: x y\ntask: {kind: translation, dataset: demo}\n", "spec.yaml:1: name", "cannot name a folder"),
     ("name: x\ntask: {kind: translation, dataset: demo}\nmodel: {kind: transformer}\n", "spec.yaml", "model.tie"),
 ])  # fmt: skip
@@ -237,3 +239,22 @@ def test_an_interrupt_keeps_what_was_reached(tiny, tmp_path):
     assert not (cell / "error.txt").exists()
     assert not (cell / "lock").exists()
     assert list(cell.glob("checkpoints/step-*"))
+
+
+def test_an_encoding_that_lacks_a_sign_shows_another(tiny, tmp_path):
+    words = ["--cell", "budget-1", *map(str, tiny)]
+    process = start("train", *words, cwd=tmp_path)
+    assert process.wait(120) == 0, process.communicate()[1]
+    grid = next(tmp_path.glob("runs/demo/grid.json"))
+    grid.write_text(grid.read_text().replace('"budget-1"', '"\u65e5\u672c"'))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "latin-1"}
+    for form in ("md", "tex", "json"):
+        command = [sys.executable, "-m", "attnbench", "report", "runs/demo", "--format", form]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
+        assert (done.returncode, b"Traceback" in done.stderr) == (0, False)
+
+
+def test_a_file_is_no_folder_of_runs(invoke, tmp_path):
+    (tmp_path / "runs.txt").write_text("x")
+    result = invoke("sweep-k", "--runs", str(tmp_path / "runs.txt"), code=2)
+    assert "runs.txt: this is a file; name a folder" in result.stderr

@@ -115,6 +115,7 @@ def test_what_it_says_of_data_that_are_gone_helps(invoke, cell, tmp_path, monkey
     ("seed=4", "changes nothing, the cell is trained"),
     ("train.max_steps=9", "changes nothing, the cell is trained"),
     ("train={max_steps: 9}", "changes nothing, the cell is trained"),
+    ("timing.decode_runs=2", "changes nothing, eval times no decoding"),
     ("model.attention.default.budget=2", "name the sites, like model.attention.cross.budget=..."),
     ("model.attention.default=softmax", "name the sites, like model.attention.cross=..."),
 ])  # fmt: skip
@@ -164,6 +165,7 @@ def test_a_damaged_result_is_named(invoke, cell, content):
     (["--align", "s.txt", "t.txt", "--gold-first", "1"], "name them with --gold"),
     (["--align", "s.txt", "gold", "--gold", "t.txt"], "t.txt:1: 'x' is no link"),
     (["--align", "s.txt", "absent"], "absent"),
+    (["--align", "s.txt", "t.txt", "--set", "search.size=9"], "changes nothing, --align searches for no output"),
     (["--split", "tset"], "unknown split 'tset'; did you mean 'test'?"),
 ])  # fmt: skip
 def test_what_cannot_be_is_told(invoke, cell, options, words):

@@ -98,6 +98,8 @@ def test_overrides_reach_the_corpus_and_the_recipe(invoke):
     (["parallel", *OWN], 2, "task.dataset.train: this key is required and absent"),
     (["parallel", "--set", "langauges=[de,en]"], 2, "did you mean 'languages'"),
     (["parallel", *OWN, "--set", "train.sorce=a.de"], 2, "did you mean 'source'"),
+    (["demo", "--list"], 2, "--list shows the corpora that are known, and prepares none"),
+    (["--list", "--from", "."], 2, "--list shows the corpora that are known, and prepares none"),
     (["demo", "--set", "pairs"], 2, "write it as key.path=value"),
     (["demo", "--set", "pairs=many"], 2, "integer (given: 'many')"),
     (["nowhere.yaml"], 2, "there is no such file"),

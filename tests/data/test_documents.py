@@ -116,6 +116,13 @@ def test_what_is_no_document_is_refused(tmp_path, content, form, why):
         found(text(tmp_path, content), "en", form)
 
 
+def test_a_list_of_json_is_no_plain_text(tmp_path):
+    path = tmp_path / "chats.json"
+    path.write_text('[{"speaker": "agent"}]\n')
+    with pytest.raises(DataError, match=r"chats\.json: begins with a JSON list; conversations are an object"):
+        found(path, "en", "auto")
+
+
 def test_what_stands_before_the_first_mark_is_a_document_of_its_own(tmp_path):
     assert found(text(tmp_path, "a\n<d>\nb\n"), "en", "marked") == [("0", "a"), ("1", "b")]
 

@@ -55,7 +55,6 @@ def test_what_is_equal_is_never_shown_and_ties_keep_their_order(folder: Path):
     assert [line for line in back.splitlines() if line.startswith("Sentence")] == [
         f"Sentence {number}" for number in (4, 2, 3, 1)
     ]
-    assert examples_page(folder, "cs", "cs").count("None.") == 2
     for path in folder.rglob("test.rep.txt"):
         path.write_text("1 9\n" * 5)
     assert "Sentence" not in examples_page(folder, "softmax", "cs").replace("sentences", "")
@@ -64,6 +63,7 @@ def test_what_is_equal_is_never_shown_and_ties_keep_their_order(folder: Path):
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
+        (("cs", "cs"), SpecError, "'cs' twice: name two rows"),
         (("softmacks", "cs"), SpecError, "did you mean 'softmax'"),
         (("softmax", "waiting"), DataError, "no seed is done for both 'softmax' and 'waiting'"),
     ],

@@ -107,6 +107,14 @@ def test_words_without_a_row_bound_the_scores(tmp_path: Path):
     assert values["bleu_bound"] < 100
 
 
+def test_references_too_short_for_a_bleu_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    spec = parse(dataset={**COPY, "longest": 3})
+    data, task = spec.open(spec.prepare(tmp_path, None, True)), spec.bind()
+    values = task.score(data, "test", list(data.split("test").target)).values
+    assert (values["bleu"], values["exact"]) == (0, 100)
+    assert "test: no reference has four known words in a row" in caplog.text
+
+
 def test_a_model_decodes_scores_and_shows_its_attention(data: Data, task: Copying, model: Seq2SeqModel):
     """The real searches and models, on a split with empty sequences."""
     task.check(model, data)

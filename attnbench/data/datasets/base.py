@@ -46,6 +46,8 @@ class DatasetSpec(Spec):
     """Where a person finds the files."""
     documents: ClassVar[bool] = False
     """Whether it says where a document ends."""
+    repeats: ClassVar[bool] = False
+    """Whether its splits share lines by design, of which there is nothing to tell."""
     wrappers: ClassVar[tuple[str, ...]] = ()
     """Archives that hold the files too, should a person have them instead of the released ones."""
     recipe: ClassVar[Mapping[str, Any]] = MappingProxyType({})

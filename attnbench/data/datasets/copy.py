@@ -48,6 +48,7 @@ class CopySpec(DatasetSpec):
 
     kind: Literal["copy"] = "copy"
     title: ClassVar = "generated sequences to be copied"
+    repeats: ClassVar = True
     symbols: int = Field(default=20, ge=1)
     """Different symbols; the vocabulary has a row for each, and the 4 special ones."""
     shortest: int = Field(default=0, ge=0)

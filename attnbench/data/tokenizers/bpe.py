@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,9 +18,14 @@ from attnbench.core.files import write_atomic
 from attnbench.data.special import EOS, SPECIALS, UNK
 from attnbench.data.tokenizers.base import LEAST_ROWS, TokenizerSpec, Vocabulary, VocabularySizes, tokenizers
 
+log = logging.getLogger("attnbench")
+
 _END = "</w>"
 _KNOWN_WORDS = 100_000
 _LEAST_ALPHABET, _ALPHABET_SHARE = 128, 8
+_LONGEST_WORD = 2000
+_ENDLESS = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
+"""A word that learning from takes seconds, and the square of its length: DNA, or a file that is no text."""
 """At most an eighth of the rows (and never under 128) are characters; a text with more has its rarest as <unk>."""
 
 
@@ -83,8 +89,15 @@ class BpeSpec(TokenizerSpec):
 
     def learn(self, texts: Callable[[], Iterable[str]], rows: int) -> Vocabulary:
         counts: Counter[str] = Counter()
+        endless = 0
         for text in texts():
             counts.update(text)
+            endless += bool(_ENDLESS.search(text))
+        if endless:
+            log.warning(
+                "%s lines hold words of more than %s characters, of which no merges are learned; is it text?",
+                f"{endless:,}", f"{_LONGEST_WORD:,}",
+            )  # fmt: skip
         characters = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))
         alphabet = sorted(characters[: max(_LEAST_ALPHABET, rows // _ALPHABET_SHARE)])
         least = len(SPECIALS) + 2 * len(alphabet)
@@ -103,7 +116,8 @@ class BpeSpec(TokenizerSpec):
             show_progress=False,
         )
         learner = _tokenizer(models.BPE(end_of_word_suffix=_END))
-        learner.train_from_iterator(_only(alphabet, texts(), len(characters)), trainer)
+        learned = (_ENDLESS.sub("", text) for text in texts()) if endless else texts()
+        learner.train_from_iterator(_only(alphabet, learned, len(characters)), trainer)
         model = json.loads(learner.to_str())["model"]
         merges = [tuple(pair) for pair in model["merges"]]
         return BpeVocabulary(_tokenizer(_model(model["vocab"], merges)), rows)

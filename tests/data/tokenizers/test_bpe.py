@@ -127,3 +127,12 @@ def test_a_huge_alphabet_keeps_its_most_frequent_characters() -> None:
     vocabulary = BpeSpec().learn(lambda: texts, 1000)  # room for 128 characters
     assert vocabulary.decode(vocabulary.encode(TEXT[0])) == TEXT[0]
     assert UNK in vocabulary.encode(rare[-1])
+
+
+def test_no_merges_are_learned_of_an_endless_word(caplog: pytest.LogCaptureFixture) -> None:
+    lines = ["aa ab aa ab"] * 3
+    wanted = BpeSpec(vocab=150).learn(lambda: lines, 150)
+    found = BpeSpec(vocab=150).learn(lambda: [*lines, "ba" * 1500, "aa"], 150)
+    assert "1 lines hold words of more than 2,000 characters" in caplog.text
+    assert found.encode("aa ab") == wanted.encode("aa ab")
+    assert found.decode(found.encode("ba" * 1500)) == "ba" * 1500

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from attnbench.data.special import UNK
-from attnbench.data.tokenizers.base import Sizes, tokenizers
+from attnbench.data.tokenizers.base import VocabularySizes, tokenizers
 from attnbench.data.tokenizers.word import WordSpec
 
 TEXT = ["the cat sees the dog", "the dog sleeps", "a cat <s> </s>"]
@@ -39,7 +39,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
 
 
 def test_sizes() -> None:
-    assert WordSpec(source_vocab=10, target_vocab=20).sizes() == Sizes(10, 20, False)
+    assert WordSpec(source_vocab=10, target_vocab=20).sizes() == VocabularySizes(10, 20, False)
     assert tokenizers.parse({"kind": "word", "joint": True}).sizes().joint
     with pytest.raises(ValidationError, match="make source_vocab and target_vocab equal"):
         WordSpec(source_vocab=10, target_vocab=20, joint=True)
