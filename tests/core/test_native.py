@@ -25,6 +25,7 @@ def source(tmp_path, monkeypatch):
     monkeypatch.delenv(native.SWITCH, raising=False)
     native._load.cache_clear()
     native.compiler.cache_clear()
+    monkeypatch.setattr(native, "_tried", {})
     path = tmp_path / "_answer.cpp"
     path.write_text(SOURCE)
     yield path
@@ -63,6 +64,29 @@ def test_what_cannot_be_compiled_is_told_and_left(source, caplog):
         assert native.load(source) is None
     assert "_answer.cpp is left to torch" in caplog.text
     assert "error" in caplog.text
+
+
+@compiled
+def test_a_compiler_that_has_compiled_nothing_is_not_named(source):
+    assert native.engine() == native.compiler()
+    good = source.with_name("_good.cpp")
+    good.write_text(SOURCE)
+    source.write_text("this is no program\n")
+    assert native.load(source) is None
+    assert native.engine() is None
+    assert native.load(good).answer() == 42
+    assert native.engine() == native.compiler()
+
+
+@compiled
+def test_the_time_of_compiling_is_counted_once(source):
+    before = native.compiling_seconds()
+    native.load(source)
+    taken = native.compiling_seconds() - before
+    assert taken > 0
+    native._load.cache_clear()
+    native.load(source)
+    assert native.compiling_seconds() - before == taken
 
 
 def test_a_fault_of_the_source_goes_before_one_of_an_option(source, tmp_path, monkeypatch, caplog):
@@ -118,6 +142,12 @@ def test_no_compiler(source, monkeypatch):
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
     assert native.compiler() is None
     assert native.load(source) is None
+
+
+def test_a_compiler_that_is_named_and_is_not_there_is_told(source, monkeypatch, caplog):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert native.load(source) is None
+    assert "no-such-compiler is no C++ compiler that runs, everything is left to torch" in caplog.text
 
 
 def test_a_compiler_that_does_not_answer(source, tmp_path, monkeypatch):
