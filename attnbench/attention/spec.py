@@ -13,7 +13,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from attnbench.attention.backends.base import choose
 from attnbench.attention.biases.base import BiasField
 from attnbench.attention.coverage.base import CoverageField
-from attnbench.attention.modules.base import Attention, ModuleField, Site, Stage, modules
+from attnbench.attention.modules.base import Attention, ModuleField, modules
 from attnbench.attention.modules.multihead import MultiHeadSpec
 from attnbench.attention.modules.single_head import SingleHeadSpec
 from attnbench.attention.patterns.base import PatternField, PatternSpec
@@ -21,6 +21,7 @@ from attnbench.attention.patterns.full import FullSpec
 from attnbench.attention.scores.additive import AdditiveSpec
 from attnbench.attention.scores.base import ScoreField
 from attnbench.attention.scores.dot import ScaledDotSpec
+from attnbench.attention.site import Site, Stage
 from attnbench.attention.transforms.base import TransformField, TransformSpec
 from attnbench.attention.transforms.softmax import SoftmaxSpec
 from attnbench.attention.types import ROLES, Backend, Dims, Role

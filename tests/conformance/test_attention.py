@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from attnbench.attention.modules.base import Site, modules
+from attnbench.attention.modules.base import modules
 from attnbench.attention.patterns.full import FullSpec
 from attnbench.attention.scores.dot import ScaledDotSpec
+from attnbench.attention.site import Site
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.types import ROLES, Dims, Positions
 from attnbench.core.ragged import Ragged

@@ -10,8 +10,8 @@ from torch import nn
 from attnbench.attention.backends.banded import pays_from
 from attnbench.attention.backends.flex import FROM as FLEX_FROM
 from attnbench.attention.backends.picked import draws_all
-from attnbench.attention.modules.base import Site
 from attnbench.attention.patterns.base import hashable
+from attnbench.attention.site import Site
 from attnbench.attention.types import Dims, Role
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from attnbench.attention.backends import banded, chunked, few, flex, fused, picked, sdpa
 from attnbench.attention.backends.base import choose
 from attnbench.attention.history import remaining, unfold
-from attnbench.attention.modules.base import Site
 from attnbench.attention.patterns.base import Layout, dense
+from attnbench.attention.site import Site
 from attnbench.attention.transforms.base import Fused, ScoreTransform
 from attnbench.attention.transforms.softmax import softmax
 from attnbench.attention.types import Dims, History, Memory, Positions, Role

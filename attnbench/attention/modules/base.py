@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, ClassVar, Literal, NamedTuple, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from attnbench.attention.biases.base import BiasSpec
-from attnbench.attention.coverage.base import CoverageSpec
-from attnbench.attention.patterns.base import PatternSpec
-from attnbench.attention.scores.base import ScoreSpec
-from attnbench.attention.transforms.base import TransformSpec
-from attnbench.attention.types import AttentionOutput, Backend, Dims, History, Memory, Positions, Role
+from attnbench.attention.site import Site, Stage
+from attnbench.attention.types import AttentionOutput, Dims, History, Memory, Positions, Role
 from attnbench.core.ragged import Ragged
 from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec
@@ -81,26 +77,6 @@ class SelfAttention(Attention):
     @abstractmethod
     def append(self, memory: Memory, new: Float[Tensor, "B Q D"]) -> Memory:
         """The cache with Q more positions. Written in place: the Memory passed in is spent."""
-
-
-Stage = Literal["score", "coverage", "bias", "pattern", "transform"]
-
-
-class Site(NamedTuple):
-    """The stages one module is built from. sparsify `train`: in eval mode softmax takes the transform's place."""
-
-    score: ScoreSpec
-    pattern: PatternSpec
-    transform: TransformSpec
-    sparsify: Literal["train", "both"] = "both"
-    bias: BiasSpec | None = None
-    coverage: CoverageSpec | None = None
-    backend: Backend = "auto"
-
-    @property
-    def spends(self) -> bool:
-        """Whether it must know what each key may still receive."""
-        return self.transform.needs_upper or (self.bias is not None and self.bias.needs_upper)
 
 
 class ModuleSpec(Spec):

@@ -14,7 +14,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from attnbench.attention.modules._scored import blank
-from attnbench.attention.modules.base import Attention, ModuleSpec, Site, Stage, modules
+from attnbench.attention.modules.base import Attention, ModuleSpec, modules
+from attnbench.attention.site import Site, Stage
 from attnbench.attention.transforms.base import TransformField, TransformSpec
 from attnbench.attention.transforms.softmax import SoftmaxSpec, softmax
 from attnbench.attention.types import AttentionOutput, Dims, History, Memory, Positions, Role

@@ -8,7 +8,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from attnbench.attention.modules._scored import Scored, blank
-from attnbench.attention.modules.base import ModuleSpec, SelfAttention, Site, Stage, modules
+from attnbench.attention.modules.base import ModuleSpec, SelfAttention, modules
+from attnbench.attention.site import Site, Stage
 from attnbench.attention.types import ROLES, AttentionOutput, Dims, History, Memory, Positions, Role
 from attnbench.core.ragged import Ragged
 

@@ -8,7 +8,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnbench.attention.modules._scored import Scored, blank
-from attnbench.attention.modules.base import Attention, ModuleSpec, Site, modules
+from attnbench.attention.modules.base import Attention, ModuleSpec, modules
+from attnbench.attention.site import Site
 from attnbench.attention.types import AttentionOutput, Dims, History, Memory, Positions, Role
 
 

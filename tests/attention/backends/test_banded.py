@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from attnbench.attention.backends import banded
 from attnbench.attention.backends.base import choose, chosen
-from attnbench.attention.modules.base import Site
 from attnbench.attention.modules.multihead import MultiHead
 from attnbench.attention.patterns.base import dense, patterns
 from attnbench.attention.reference import attend
 from attnbench.attention.scores.base import scores
 from attnbench.attention.scores.dot import ScaledDot
+from attnbench.attention.site import Site
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.types import Dims, Positions
 

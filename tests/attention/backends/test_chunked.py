@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from attnbench.attention.backends import chunked
-from attnbench.attention.modules.base import Site
 from attnbench.attention.modules.multihead import MultiHead
 from attnbench.attention.patterns.base import patterns
 from attnbench.attention.scores.base import scores
+from attnbench.attention.site import Site
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.types import Dims, Positions
 

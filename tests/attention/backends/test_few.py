@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from attnbench.attention.backends import few
-from attnbench.attention.modules.base import Site
 from attnbench.attention.modules.multihead import MultiHead
 from attnbench.attention.patterns.base import patterns
 from attnbench.attention.scores.base import scores
+from attnbench.attention.site import Site
 from attnbench.attention.transforms.base import Fused, transforms
 from attnbench.attention.transforms.sparsemax import sparsemax
 from attnbench.attention.types import Dims, Positions

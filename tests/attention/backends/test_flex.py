@@ -7,12 +7,12 @@ import torch
 
 from attnbench.attention.backends import flex
 from attnbench.attention.backends.base import choose
-from attnbench.attention.modules.base import Site
 from attnbench.attention.modules.multihead import MultiHead
 from attnbench.attention.patterns.base import patterns
 from attnbench.attention.reference import attend
 from attnbench.attention.scores.base import scores
 from attnbench.attention.scores.dot import ScaledDot
+from attnbench.attention.site import Site
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.transforms.softmax import softmax
 from attnbench.attention.types import Dims, Positions

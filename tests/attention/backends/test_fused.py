@@ -13,10 +13,10 @@ from torch import nn
 from attnbench.attention.backends import fused
 from attnbench.attention.backends.base import choose
 from attnbench.attention.catalog import build_transform
-from attnbench.attention.modules.base import Site
 from attnbench.attention.modules.multihead import MultiHead
 from attnbench.attention.patterns.base import patterns
 from attnbench.attention.scores.base import scores
+from attnbench.attention.site import Site
 from attnbench.attention.transforms.base import Fused, transforms
 from attnbench.attention.types import Dims, Memory, Positions
 from attnbench.core.errors import MissingExtraError

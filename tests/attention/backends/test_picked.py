@@ -7,10 +7,10 @@ import torch
 
 from attnbench.attention.backends import picked
 from attnbench.attention.backends.base import choose
-from attnbench.attention.modules.base import Site
 from attnbench.attention.modules.multihead import MultiHead
 from attnbench.attention.patterns.base import PatternSpec, dense, hashable, patterns
 from attnbench.attention.scores.base import scores
+from attnbench.attention.site import Site
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.types import Dims, Positions
 from attnbench.core import native

@@ -7,11 +7,11 @@ import torch
 
 from attnbench.attention.backends import sdpa
 from attnbench.attention.backends.base import choose
-from attnbench.attention.modules.base import Site
 from attnbench.attention.modules.multihead import MultiHead
 from attnbench.attention.patterns.base import patterns
 from attnbench.attention.scores.base import scores
 from attnbench.attention.scores.dot import ScaledDotSpec
+from attnbench.attention.site import Site
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.transforms.softmax import softmax
 from attnbench.attention.types import Dims, Positions

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.attention.coverage.base import coverages
-from attnbench.attention.modules.base import Site
 from attnbench.attention.modules.single_head import SingleHeadSpec
 from attnbench.attention.patterns.full import FullSpec
 from attnbench.attention.scores.base import scores
+from attnbench.attention.site import Site
 from attnbench.attention.transforms.softmax import SoftmaxSpec
 from attnbench.attention.types import Dims, Positions
 from attnbench.core.tree import select_batch

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from attnbench.attention.modules.base import Site, modules
+from attnbench.attention.modules.base import modules
 from attnbench.attention.modules.fixed_memory import FixedMemorySpec, encodings
 from attnbench.attention.patterns.full import FullSpec
 from attnbench.attention.scores.dot import ScaledDotSpec
+from attnbench.attention.site import Site
 from attnbench.attention.spec import AttentionSpec, CrossSpec
 from attnbench.attention.transforms.base import TransformSpec, transforms
 from attnbench.attention.transforms.softmax import SoftmaxSpec

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from attnbench.attention.modules.base import Site
 from attnbench.attention.modules.multihead import MultiHead, MultiHeadSpec
 from attnbench.attention.patterns.full import FullSpec
 from attnbench.attention.reference import attend
 from attnbench.attention.scores.base import scores
 from attnbench.attention.scores.dot import ScaledDotSpec
+from attnbench.attention.site import Site
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.transforms.softmax import SoftmaxSpec
 from attnbench.attention.types import ROLES, Dims, Positions

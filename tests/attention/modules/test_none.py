@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnbench.attention.modules.base import Site, modules
+from attnbench.attention.modules.base import modules
 from attnbench.attention.modules.none import NoAttentionSpec
 from attnbench.attention.patterns.full import FullSpec
 from attnbench.attention.scores.dot import ScaledDotSpec
+from attnbench.attention.site import Site
 from attnbench.attention.transforms.softmax import SoftmaxSpec
 from attnbench.attention.types import Dims, Positions
 from attnbench.core.tree import expand_batch, select_batch

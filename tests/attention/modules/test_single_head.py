@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from attnbench.attention.modules.base import Site
 from attnbench.attention.modules.single_head import SingleHeadSpec
 from attnbench.attention.patterns.full import FullSpec
 from attnbench.attention.reference import attend
 from attnbench.attention.scores.base import scores
+from attnbench.attention.site import Site
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.types import Dims, Positions
 from attnbench.core.dropout import Dropout

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnbench.attention.catalog import build_transform
-from attnbench.attention.modules.base import Site
 from attnbench.attention.modules.multihead import MultiHeadSpec
 from attnbench.attention.patterns.full import FullSpec
 from attnbench.attention.scores.dot import ScaledDotSpec
+from attnbench.attention.site import Site
 from attnbench.attention.transforms.softmax import softmax
 from attnbench.attention.transforms.topk import topk
 from attnbench.attention.transforms.topk_oow import TopKOutOfWindowSpec, topk_oow
