@@ -163,7 +163,8 @@ def _note(section: Section) -> str:
     if section.baseline:
         base = section.baseline[0] if len(section.baseline) == 1 else f"the faster of {' and '.join(section.baseline)}"
         parts.append(f"; x: in multiples of that of {base}. Multiples are medians of those of single rounds")
-    parts.append(". ±: half of what lies between the least and the most of them, in parts of the median")
+    of_what = "them" if section.baseline else "the rounds"
+    parts.append(f". ±: half of what lies between the least and the most of {of_what}, in parts of the median")
     if section.baseline:
         parts.append("; where the multiple is that of a thing to itself, of its times")
     if any(each.share is not None for each in section.timings):

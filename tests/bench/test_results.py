@@ -116,7 +116,7 @@ def test_a_table_says_how_it_is_read():
     (table,) = tables([Section("some", ("base",), [timing("base", 1.0)], "tokens")])
     assert table.note.startswith("Work a second; x: in multiples of that of base. Multiples are medians of")
     (table,) = tables([section(timing("alone", 1.0), baseline=())])
-    assert table.note.startswith("Time of a call. ±: half of what lies between")
+    assert table.note.startswith("Time of a call. ±: half of what lies between the least and the most of the rounds")
     assert "x:" not in table.note
 
 
