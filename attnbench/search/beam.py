@@ -94,8 +94,8 @@ class Beam:
             if not step:  # until here all places of a source are the same
                 state = model.widen(state, size)
             found = Tokens(*top_tokens(logits, size, (special.pad, special.bos)))
-            bonus = None if coverage is None else functools.partial(_bonus, coverage, model, state, words)
-            live, parent, done, shared = advance(live, ended, found, step, limits, bonus)
+            penalty = None if coverage is None else functools.partial(_penalty, coverage, model, state, words)
+            live, parent, done, shared = advance(live, ended, found, step, limits, penalty)
             going = (~done).nonzero().squeeze(1)
             if not len(going):
                 break
@@ -117,7 +117,7 @@ def _reorder(model: Seq2SeqModel, state: Any, parent: Int[Tensor, "n size"], sha
     return model.reorder(state, rows, shared)
 
 
-def _bonus(
+def _penalty(
     coverage: CoveragePenaltySpec, model: Seq2SeqModel, state: Any, words: Bool[Tensor, "B S"], live: Live,
     parent: Int[Tensor, "n size"],
 ) -> Float[Tensor, "n size"]:  # fmt: skip

@@ -62,13 +62,13 @@ class Ended:
         ends: Bool[Tensor, "n size"],
         length: int,
         divisor: float,
-        bonus: Float[Tensor, "n size"] | None,
+        penalty: Float[Tensor, "n size"] | None,
     ) -> None:
         row, place = ends.nonzero(as_tuple=True)
         into = live.source[row], (live.taken[:, None] + ends.cumsum(1) - 1)[row, place]
         log_prob = live.log_prob[row, place]
         self.log_prob[into] = log_prob
-        self.score[into] = log_prob / divisor + (0.0 if bonus is None else bonus[row, place].to(log_prob.dtype))
+        self.score[into] = log_prob / divisor + (0.0 if penalty is None else penalty[row, place].to(log_prob.dtype))
         self.length[into] = length
         self.tokens[into] = live.tokens[row, place]
 
@@ -118,20 +118,24 @@ class Advanced(NamedTuple):
     shared: int
 
 
-Bonus = Callable[[Live, Int[Tensor, "n size"]], Float[Tensor, "n size"]]
+Penalise = Callable[[Live, Int[Tensor, "n size"]], Float[Tensor, "n size"]]
 """What is added to the score of each place, from the places after a step and those that they came from."""
 
 
-def advance(live: Live, ended: Ended, found: Tokens, step: int, limits: Limits, bonus: Bonus | None = None) -> Advanced:
+def advance(
+    live: Live, ended: Ended, found: Tokens, step: int, limits: Limits, penalty: Penalise | None = None
+) -> Advanced:
     """The places after one more token, those that end moved to `ended`. The live ones passed in are spent."""
-    if bonus is None and (library := _library(live, found)) is not None:
+    if penalty is None and (library := _library(live, found)) is not None:
         return _compiled(library, live, ended, found, step, limits)
     shared = live.shared(step)
     live, parent = _grow(live, found, step)
     ends = (live.tokens[:, :, step] == limits.eos) | (step + 1 >= limits.room[live.source])[:, None]
     ends &= live.log_prob > -torch.inf
     if bool(ends.any()):
-        ended.add(live, ends, step + 1, float(limits.divisors[step]), None if bonus is None else bonus(live, parent))
+        ended.add(
+            live, ends, step + 1, float(limits.divisors[step]), None if penalty is None else penalty(live, parent)
+        )
         live = live._replace(log_prob=live.log_prob.masked_fill(ends, -torch.inf), taken=live.taken + ends.sum(1))
     kept = ended.score[live.source].topk(limits.n_best).values[:, -1]
     done = kept >= live.log_prob.amax(1) / limits.longest[live.source]

@@ -53,10 +53,9 @@ def test_attention_of_every_kind_runs_both_ways():
     cases = list(ops.attention_cases(((1, 2, 12, 12),), CPU, torch.float32, n=4))
     assert {case.name for case in cases} >= {"SDPA", "softmax", "window, n = 4", "random, n = 4"}
     for case in cases:
-        if case.check is not None:
-            assert case.check() < 1e-5
+        assert case.check() < 1e-5
+        assert case.cost() > 0
         case.run()
-    assert sum(case.check is not None for case in cases) == len(cases) // 2
 
 
 def test_the_gradients_of_a_gpus_backends_are_checked():
@@ -66,9 +65,9 @@ def test_the_gradients_of_a_gpus_backends_are_checked():
         ops.mixer(ops.Method(transform="entmax15", backend="triton"), 2),
         ops.mixer(ops.Method(transform="entmax15"), 2),
     )
-    assert ops._slopes_apart(function, plain, states) < 1e-4
+    assert ops.slopes_apart(function, plain, states) < 1e-4
     other = ops.mixer(ops.Method(transform="sparsemax"), 2)
-    assert ops._slopes_apart(function, other, states) > 0.01
+    assert ops.slopes_apart(function, other, states) > 0.01
 
 
 def test_what_a_gpu_has_backends_for():

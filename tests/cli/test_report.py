@@ -32,8 +32,8 @@ def folder(tmp_path: Path) -> Path:
         cells.append(
             {"label": label, "digest": "", "folder": cell.name, "seed": 1, "axes": axes, "row": {"label": label}}
         )
-    grid = {"schema_version": 1, "name": "smoke/demo", "command": "attnbench sweep-k", "table": {}, "cells": cells}
-    (root / "grid.json").write_text(json.dumps({**grid, "source": None}))
+    grid = {"schema_version": 1, "name": "smoke/demo", "command": "attnbench sweep-k", "cells": cells}
+    (root / "grid.json").write_text(json.dumps({**grid, "table": {"value": "test/bleu"}, "source": None}))
     return root
 
 

@@ -106,7 +106,7 @@ def test_threads_change_nothing():
     assert first.live.taken.max() > 1
 
 
-def test_a_bonus_goes_through_the_definition():
+def test_a_penalty_goes_through_the_definition():
     live, ended = begun(2, 3, 4)
     limits = Limits(torch.tensor([1, 4]), torch.ones(2).double(), torch.ones(4), EOS, 1)
     found = Tokens(torch.tensor([[-1.0, -2.0, -3.0]] * 2), torch.tensor([[2, 3, 4], [3, 4, 5]]))
@@ -116,7 +116,7 @@ def test_a_bonus_goes_through_the_definition():
         seen.append(parent)
         return torch.full(parent.shape, -10.0)
 
-    advance(live, ended, found, 0, limits, bonus)
+    advance(live, ended, found, 0, limits, penalty)
     assert len(seen) == 1
     assert ended.score[0].tolist() == [-11.0, -12.0, -13.0]
     assert ended.log_prob[0].tolist() == [-1.0, -2.0, -3.0]
