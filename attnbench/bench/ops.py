@@ -153,9 +153,10 @@ def attention_cases(
                 cost=partial(multiplied, batch, heads, length, keys[name], both=False),
             )  # fmt: skip
         for name, function in runs.items():
+            own = name == "SDPA" or name in methods  # how exact the gradients of another package are is its affair
             yield Case(
                 f"{title}, forward and backward", name, both_ways(function, *given, upstream=given[0]),
-                check=partial(slopes_apart, function, plain[name], given),
+                check=partial(slopes_apart, function, plain[name], given) if own else None,
                 cost=partial(multiplied, batch, heads, length, keys[name], both=True),
             )  # fmt: skip
 
