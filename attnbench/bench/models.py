@@ -160,7 +160,8 @@ def _off_definition(bound: Task, model: Seq2SeqModel, batch: Batch, runtime: Run
     model.train()
     direction = 1 - torch.nn.functional.cosine_similarity(near.double(), slope.double(), dim=0)
     length = near.double().norm() / slope.double().norm() - 1
-    return max(abs(found - wanted) / wanted, abs(float(length)), float(direction))
+    apart = torch.tensor([abs(found - wanted) / wanted, abs(float(length)), float(direction)])
+    return float(apart.max())  # which keeps a NaN, wherever it stands
 
 
 class _Flops(TorchDispatchMode):
@@ -178,7 +179,7 @@ class _Flops(TorchDispatchMode):
 
 
 def operations(run: Callable[[], object]) -> float:
-    """Of the products of a call, those of compiled code left out."""
+    """Of the products of a call as torch makes them; its attention of one call on a processor is not counted."""
     with _Flops() as counter:
         run()
     return counter.total
@@ -234,7 +235,7 @@ def decoding(size: str, transform: str, load: Load, runtime: Runtime) -> Case:
         apart = [abs(best.score / right.score - 1) for best, right in pairs]
         alike = [each for each, (best, right) in zip(apart, pairs, strict=True) if best.tokens == right.tokens]
         parted = len(pairs) - len(alike)
-        return _together(alike) if parted <= len(pairs) // 50 else max(apart)
+        return _together(alike) if parted <= len(pairs) // 50 else float(torch.tensor(apart).max())
 
     def cost() -> float:
         return _of_decoding(size, load, runtime.device, WORDS, STEPS)
@@ -267,4 +268,5 @@ def _off_scores(plain: Seq2SeqModel, batch: Batch, found: list[Hypothesis]) -> f
 def _together(apart: list[float]) -> float:
     """The mean difference, or a tenth of the largest one: a last digit may decide between two words, or between two
     keys of top-k, and move a few outputs a little."""
-    return max(sum(apart) / len(apart), max(apart) / 10)
+    each = torch.tensor(apart, dtype=torch.float64)
+    return float(torch.maximum(each.mean(), each.max() / 10))

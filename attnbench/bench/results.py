@@ -283,12 +283,12 @@ def _keys(document: dict[str, Any]) -> Iterator[Key]:
 
 
 def ratios(document: dict[str, Any]) -> Iterator[tuple[Key, float]]:
-    """Of least times against the baseline; for baselines, and where there is none, the share of what the machine can
-    do, since a slowdown of all cases moves no other ratio."""
+    """Of least times against the baseline; for baselines, and where there is none, the pace beside what the machine
+    does, since a slowdown of all cases moves no other ratio."""
     for section in document["sections"]:
         for each in section["timings"]:
             title, group, name = section["title"], each["group"], each["name"]
             if each["best"] is not None:
                 yield (title, group, name), each["best"]
-            if each.get("least_share") is not None and (each["best"] is None or name in section["baseline"]):
-                yield (title, group, f"{name}, against {section['limit']}"), each["least_share"]
+            if each.get("pace") is not None and (each["best"] is None or name in section["baseline"]):
+                yield (title, group, f"{name}, against {section['limit']}"), each["pace"]

@@ -129,7 +129,7 @@ def run(
 
     def report(sections: list[Section], machine: Roofline, *, finished: bool) -> Report:
         head = [_titled(own), *head_lines(made, choices, machine)]
-        head.append(f"compiling, before anything was timed: {native.compiling_seconds():.1f} s")
+        head.append(f"compiling: {native.compiling_seconds():.1f} s, before anything was timed or in first calls")
         head += [] if finished else ["not finished"]
         document = as_json(sections, made, choices, machine, versions, command, finished, own)
         return Report(document, sections, head, command)

@@ -49,7 +49,8 @@ class Timing(NamedTuple):
     """Seconds a call: median, least and most over the rounds. first: of the first call, which may compile.
 
     error: the largest difference from the definition; None where there is none to compare with. share: the part of the
-    yardstick's rate that its cost is done at, the median of the rounds; least_share: the same of the least times.
+    yardstick's rate that its cost is done at, the median of the rounds. pace: work done while the yardstick does a unit
+    of its own, by the least times; what a call costs is no part of it.
     peak_mb: most memory taken, where that was measured. rounds: the seconds of each round, which cases that are timed
     together share.
     """
@@ -63,7 +64,7 @@ class Timing(NamedTuple):
     work: float
     error: float | None
     share: float | None = None
-    least_share: float | None = None
+    pace: float | None = None
     peak_mb: float | None = None
     rounds: tuple[float, ...] = ()
 
@@ -113,17 +114,17 @@ def measure(
     return [
         Timing(
             case.group, case.name, statistics.median(each), min(each), max(each), first, case.work, error,
-            *(_shares(cost, each, best) if cost is not None and best is not None else (None, None)),
+            None if cost is None or best is None else _share(cost, each, best),
+            None if best is None else case.work * min(best) / min(each),
             rounds=tuple(each),
         )
         for case, each, first, error, cost in zip(cases[: len(taken)], taken, firsts, errors, costs, strict=True)
     ]  # fmt: skip
 
 
-def _shares(cost: float, taken: Sequence[float], best: Sequence[float]) -> tuple[float, float]:
+def _share(cost: float, taken: Sequence[float], best: Sequence[float]) -> float:
     """best: seconds that the yardstick took for a unit of cost, in each round."""
-    each = [cost * unit / own for own, unit in zip(taken, best, strict=True)]
-    return statistics.median(each), cost * min(best) / min(taken)
+    return statistics.median(cost * unit / own for own, unit in zip(taken, best, strict=True))
 
 
 def _alone(case: Case, pool: Any) -> Case:

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.attention.backends import chunked
-from attnbench.attention.modules.base import Site
 from attnbench.attention.modules.multihead import MultiHead
 from attnbench.attention.patterns.base import patterns
 from attnbench.attention.scores.dot import ScaledDotSpec
+from attnbench.attention.site import Site
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.types import Dims, Memory, Positions
 from attnbench.bench.scaling import slope

@@ -261,3 +261,11 @@ def test_operations_of_decoding_are_those_of_its_products(beam, monkeypatch):
     output = sum(2 * some * width * 60 for some in seen)
     assert case.cost() == encoder + sources + len(model.decoder) * step + output
     assert models.decoding("tiny", "window, n = 8", models.Load(3, 5, beam), Runtime(CPU)).cost is None
+
+
+def test_a_gradient_that_is_no_number_is_found_wherever_it_stands():
+    plain = ops.mixer(ops.Method(), 2)
+    given = [torch.randn(1, 2, 6, ops.HEAD) for _ in range(3)]
+    wrong = lambda query, key, value: plain(query, key, value) + (value - value.detach()) * math.nan  # noqa: E731
+    assert ops.slopes_apart(plain, plain, given) < 1e-5
+    assert math.isnan(ops.slopes_apart(wrong, plain, given))

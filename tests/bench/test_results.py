@@ -180,6 +180,6 @@ def test_nothing_in_common_is_no_success():
 def test_files_of_before_there_were_shares_can_be_compared_with():
     before = document(section(timing("base", 1.0, share=0.5)))
     for each in before["sections"][0]["timings"]:
-        del each["least_share"]
+        del each["pace"]
     found = compare(before, document(section(timing("base", 3.0, share=0.1))), 0.1)
     assert (found.compared, found.worse) == (1, False)

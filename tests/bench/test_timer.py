@@ -85,9 +85,9 @@ def test_shares_are_of_what_the_machine_did_in_the_same_rounds(monkeypatch):
     # rounds: the case 4, 8, 16 s and the machine 2, 4, 4 s for 20 of what the case needs 30
     assert timing.rounds == (4.0, 8.0, 16.0)
     assert timing.share == pytest.approx(0.75)
-    assert timing.least_share == pytest.approx(30 / 4 / (20 / 2))
+    assert timing.pace == pytest.approx(2 / 20 / 4)
 
 
 def test_without_a_yardstick_nothing_is_counted():
     (timing,) = measure([Case("g", "a", int, cost=lambda: pytest.fail("counted"))], rounds=1, chunk=0, device=CPU)
-    assert (timing.share, timing.least_share) == (None, None)
+    assert (timing.share, timing.pace) == (None, None)

@@ -105,7 +105,7 @@ def scale(document, factor):
     """As if all ratios had been so many times as high."""
     for section in document["sections"]:
         for each in section["timings"]:
-            for name in ("best", "least_share"):
+            for name in ("best", "pace"):
                 each[name] = each[name] and each[name] * factor
 
 

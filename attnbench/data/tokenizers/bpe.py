@@ -23,10 +23,10 @@ log = logging.getLogger("attnbench")
 _END = "</w>"
 _KNOWN_WORDS = 100_000
 _LEAST_ALPHABET, _ALPHABET_SHARE = 128, 8
+"""At most an eighth of the rows (and never under 128) are characters; a text with more has its rarest as <unk>."""
 _LONGEST_WORD = 2000
 _ENDLESS = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
 """A word that learning from takes seconds, and the square of its length: DNA, or a file that is no text."""
-"""At most an eighth of the rows (and never under 128) are characters; a text with more has its rarest as <unk>."""
 
 
 class BpeVocabulary:
