@@ -193,7 +193,7 @@ def slopes_apart(function: Callable[..., Tensor], plain: Callable[..., Tensor], 
     with native.off():
         wanted = slopes(plain, [each.float() for each in given])
     pairs = zip(slopes(function, given), wanted, strict=True)
-    apart = [(found - other).norm() / other.norm() for found, other in pairs]
+    apart = [(found - other).norm() / other.norm().clamp_min(1e-12) for found, other in pairs]
     return float(torch.stack(apart).max())  # which keeps a NaN, wherever it stands
 
 

@@ -83,7 +83,7 @@ def ops_sections(plan: Plan) -> Iterator[list[Section]]:
         yield [transforms]
     attention = Section(_ATTENTION, ("SDPA", "softmax"), [])
     for shape in ops.ON_A_GPU if device.type == "cuda" and not plan.quick else shapes:
-        cases = list(ops.attention_cases((shape,), device, dtype, n=min(32, shape[2] // 4), peers=plan.peers))
+        cases = list(ops.attention_cases((shape,), device, dtype, n=max(1, min(32, shape[2] // 4)), peers=plan.peers))
         attention.timings.extend(plan.time(cases, plan.products, loose=True, replay=True))
         yield [transforms, attention]
 
