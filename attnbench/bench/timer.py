@@ -24,8 +24,8 @@ class Case(NamedTuple):
     """One thing to time. group: what it is compared within ("64x4x32x32, forward"); name: what it is called there.
 
     work: what one call does, in the unit of its section (tokens; 1 where calls are counted). check: gives the largest
-    difference from the definition. cost: what a call cannot do without, in the unit of the yardstick; asked for after
-    the first call. coarse: it rounds to 8 bits, where a last digit of float32 decides between steps.
+    difference from the definition. cost: what a call does, in the unit of the yardstick, or cannot do without where
+    that is known; asked for after the first call. coarse: it rounds to 8 bits, where a last digit of float32 decides between steps.
     """
 
     group: str
@@ -50,9 +50,8 @@ class Timing(NamedTuple):
 
     error: the largest difference from the definition; None where there is none to compare with. share: the part of the
     yardstick's rate that its cost is done at, the median of the rounds. pace: work done while the yardstick does a unit
-    of its own, by the least times; what a call costs is no part of it.
-    peak_mb: most memory taken, where that was measured. rounds: the seconds of each round, which cases that are timed
-    together share.
+    of its own, by the least times; what a call costs is no part of it. peak_mb: most memory taken, where that was
+    measured. rounds: the seconds of each round, which cases that are timed together share.
     """
 
     group: str

@@ -66,8 +66,8 @@ class Runtime:
 
 
 def choose_device(name: str | None) -> torch.device:
-    """`name`, or for None and `auto` a GPU if there is one, else the processor. Raises SpecError for
-    an unknown kind of device, and MissingExtraError when the device is not there."""
+    """`name`, or for None and `auto` a GPU if there is one, else the processor. Raises SpecError
+    for an unknown kind of device, and MissingExtraError when the device is not there."""
     if name is None or name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
