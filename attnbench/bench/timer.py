@@ -25,7 +25,8 @@ class Case(NamedTuple):
 
     work: what one call does, in the unit of its section (tokens; 1 where calls are counted). check: gives the largest
     difference from the definition. cost: what a call does, in the unit of the yardstick, or cannot do without where
-    that is known; asked for after the first call. coarse: it rounds to 8 bits, where a last digit of float32 decides between steps.
+    that is known; asked for after the first call. coarse: it rounds to 8 bits, where a last digit of float32 decides
+    between steps.
     """
 
     group: str
