@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnbench.core.errors import DataError
 from attnbench.core.seeding import derive
@@ -24,6 +24,8 @@ from attnbench.data.store import Gathered, IdLists
 
 _POOL_BATCHES = 100
 _EVAL_POOL = 1 << 16
+_PLACES = 8
+"""A side of a rounded batch has a multiple of so many places."""
 
 Ints = NDArray[np.int64]
 
@@ -102,6 +104,25 @@ def cut(widths: Ints, tokens: int, rows: int | None = None) -> list[int]:
             bounds.append(row)
             widest = width
     return [*bounds, len(widths)] if len(widths) else [0]
+
+
+def rounded(batch: Batch, longest: int | None = None) -> Batch:
+    """The batch with more padding, so that few shapes are left: each side has a whole multiple of 8 places, or
+    `longest`, and empty rows follow until no more than the first four binary digits of their number are not 0."""
+    rows = len(batch.index)
+    more = -rows % (1 << max(0, rows.bit_length() - 4))
+
+    def grown(tensor: Tensor, value: int) -> Tensor:
+        beyond = -tensor.shape[1] % _PLACES if tensor.dim() == 2 else 0
+        if longest is not None:
+            beyond = min(beyond, max(0, longest - tensor.shape[-1]))
+        return nn.functional.pad(tensor, (0, beyond, 0, more) if tensor.dim() == 2 else (0, more), value=value)
+
+    return Batch(
+        grown(batch.source, PAD), grown(batch.source_valid, False),
+        grown(batch.target_in, PAD), grown(batch.target_out, PAD), grown(batch.target_valid, False),
+        grown(batch.index, -1), None if batch.fertility is None else grown(batch.fertility, 0),
+    )  # fmt: skip
 
 
 class TrainStream:

@@ -29,6 +29,8 @@ template <class T> float powers(float* z, int64_t words, float top, const T* nex
     return mass;
 }
 
+constexpr int64_t IGNORED = -100;
+
 // loss and nll of each row; gradient where it is asked for. How many targets are no word: their rows are left as they are.
 template <class T>
 int smoothed(
@@ -42,6 +44,12 @@ int smoothed(
         float* z = row.data();
 #pragma omp for schedule(static) reduction(+ : strange)
         for (int64_t i = 0; i < rows; ++i) {
+            T* to = gradient ? gradient + i * words : nullptr;
+            if (target[i] == IGNORED) {
+                loss[i] = nll[i] = 0;
+                if (to) std::memset(to, 0, words * sizeof(T));
+                continue;
+            }
             if (target[i] < 0 || target[i] >= words) {
                 ++strange;
                 continue;
@@ -55,7 +63,6 @@ int smoothed(
                 all += z[v];
             }
             const float wanted = z[target[i]];
-            T* to = gradient ? gradient + i * words : nullptr;
             const float mass = powers<T>(z, words, top, from + words, to ? to : from);
             const bool sound = all == all && top < INFINITY;  // a NaN among the logits is in their sum
             const float sum = sound ? std::log(mass) + top : NAN;

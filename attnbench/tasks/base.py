@@ -59,6 +59,10 @@ class Task(Protocol):
         """The summed loss, on the model's device, of one batch as the data give it."""
         ...
 
+    def rounded(self, model: Any, batch: Any) -> Any:
+        """The batch with more padding, so that its tensors have one of few shapes; the model's loss is the same."""
+        ...
+
     def validate(self, model: Any, data: Any, split: str, tokens: int) -> dict[str, float]:
         """loss and ppl of a split by teacher forcing."""
         ...

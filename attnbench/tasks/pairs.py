@@ -14,6 +14,7 @@ from attnbench.core.errors import AttnbenchError, SpecError
 from attnbench.core.packed import packed
 from attnbench.core.tree import X, map_batch
 from attnbench.data.base import BOS, EOS, PAD, Batch
+from attnbench.data.batching import rounded
 from attnbench.data.corpus import Data
 from attnbench.data.datasets.base import SPLITS
 from attnbench.data.fertility import with_fertilities
@@ -28,7 +29,7 @@ from attnbench.models.fertility.base import Fertility
 from attnbench.search.base import Hypothesis, Searcher, SpecialIds
 from attnbench.tasks.base import Loss, Metrics, TaskSpec
 from attnbench.tasks.lessons import teach
-from attnbench.tasks.loss import output_loss
+from attnbench.tasks.loss import IGNORED, output_loss
 
 SENTENCES = 64
 """Sentences at a time, decoded where they are not in batches yet, or taught."""
@@ -117,12 +118,20 @@ class PairTask(ABC):
         return int(batch.target_valid.sum())
 
     def loss(self, model: Seq2SeqModel, batch: Batch, smoothing: float) -> Loss:
-        rows = batch.target_valid.flatten().nonzero()[:, 0]  # padding never reaches the vocabulary
+        rows = None
+        if batch.target_valid.device.type == "cpu":  # padding never reaches the vocabulary, where it can be told
+            rows = batch.target_valid.flatten().nonzero()[:, 0]
         batch, rows = to_device((batch, rows), next(model.parameters()).device)
         memory = model.encode(source_of(batch))
         hidden = model.decode(memory, batch.target_in, valid=batch.target_valid).hidden.flatten(0, 1)
-        hidden = hidden.index_select(0, rows)
-        return Loss(*output_loss(model, hidden, batch.target_out.flatten().index_select(0, rows), smoothing))
+        if rows is None:
+            target = batch.target_out.masked_fill(~batch.target_valid, IGNORED).flatten()
+        else:
+            hidden, target = hidden.index_select(0, rows), batch.target_out.flatten().index_select(0, rows)
+        return Loss(*output_loss(model, hidden, target, smoothing))
+
+    def rounded(self, model: Seq2SeqModel, batch: Batch) -> Batch:
+        return rounded(batch, model.max_length)
 
     @torch.no_grad()
     def validate(self, model: Seq2SeqModel, data: Data, split: str, tokens: int) -> dict[str, float]:

@@ -20,10 +20,11 @@ from attnbench.tasks.base import Task
 from attnbench.train.divergence import first_nonfinite
 from attnbench.train.ending import Ending, ending_of, epoch_of, watch
 from attnbench.train.optim import set_rate
+from attnbench.train.recorded import accumulator
 from attnbench.train.runtime import Runtime
 from attnbench.train.spec import TrainSpec
 from attnbench.train.state import TrainState, Window, checkpoint_steps, load_checkpoint, prune, save_checkpoint
-from attnbench.train.step import accumulate, clip
+from attnbench.train.step import clip
 from attnbench.train.validation import epoch_line, train_bleu, validate
 
 LOST = "the loss or the gradient"
@@ -100,6 +101,7 @@ def train(
     ending = ending_of(state, spec)
     if ending:
         return TrainingOutcome(state, ending, before)
+    gradients_of = accumulator(task, model, spec.label_smoothing, runtime)
     stream = data.batches(seed, tokens=spec.batch_tokens, start=Cursor(*state.cursor))
     model.train()
     under_way: list[Update] = []
@@ -112,7 +114,7 @@ def train(
         logs = step % spec.log_every == 0
         rate = spec.schedule.rate(step, width)
         set_rate(optimizer, rate)
-        totals, tokens = accumulate(task, model, batches, spec.label_smoothing, runtime)
+        totals, tokens = gradients_of(batches)
         if spec.clip or logs:
             totals = torch.cat([totals, clip(model, spec.clip)[None].to(totals.dtype)])
         under_way.append(Update(step, tokens, runtime.fetch(totals)))

@@ -65,6 +65,25 @@ class Runtime:
             torch.mps.synchronize()
 
 
+_WAITS = "synchronizing"
+"""What torch says of a call that waits for the GPU."""
+
+
+def waits(run: Callable[[], object]) -> bool:
+    """Whether a call waits for the GPU; it ends where it would."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+    except RuntimeError as error:
+        if _WAITS not in str(error):
+            raise
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    return False
+
+
 def choose_device(name: str | None) -> torch.device:
     """`name`, or for None and `auto` a GPU if there is one, else the processor. Raises SpecError
     for an unknown kind of device, and MissingExtraError when the device is not there."""

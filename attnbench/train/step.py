@@ -19,11 +19,18 @@ def accumulate(
     tokens = sum(task.count(batch) for batch in batches)
     totals: list[Tensor] = []
     for batch in batches:
-        with runtime.autocast():
-            loss = task.loss(model, batch, smoothing)
-        (loss.total / tokens).backward()
-        totals.append(torch.stack([loss.total.detach(), loss.nll.detach()]))
+        totals.append(gradients(task, model, batch, tokens, smoothing, runtime))
     return torch.stack(totals).sum(0), tokens
+
+
+def gradients(
+    task: Task, model: nn.Module, batch: Any, tokens: int | Tensor, smoothing: float, runtime: Runtime
+) -> Float[Tensor, "2"]:
+    """Gradients of one batch's loss, divided by `tokens`, are added to those that are there; its loss and nll."""
+    with runtime.autocast():
+        loss = task.loss(model, batch, smoothing)
+    (loss.total / tokens).backward()
+    return torch.stack([loss.total.detach(), loss.nll.detach()])
 
 
 def clip(model: nn.Module, limit: float) -> Float[Tensor, ""]:

@@ -14,6 +14,7 @@ from attnbench.models.base import Sizes, Source, models
 from attnbench.search.base import SpecialIds, searches
 from attnbench.tasks.base import tasks
 from attnbench.train.optim import optimizers, set_rate
+from attnbench.train.recorded import accumulator
 from attnbench.train.runtime import Runtime
 from attnbench.train.step import accumulate, clip
 
@@ -100,3 +101,81 @@ def test_an_update_waits_for_nothing(kind: str, attention: str, optimizer: str, 
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert bool(totals.isfinite().all())
+
+
+def recorded_and_computed(attention: Any, precision: Any, dropout: float = 0.0) -> tuple[Any, Any, torch.nn.Module]:
+    """Two ways to the gradients of one model: recorded ones, and those that are computed each time."""
+    raw = {"kind": "transformer", "layers": 2, "width": 64, "heads": 2, "ffn": 16, "dropout": 0.0, "max_length": 14,
+           "attention_dropout": dropout, "attention": attention}  # fmt: skip
+    torch.manual_seed(0)
+    model = models.parse(raw).build(Sizes(steps.WORDS, steps.WORDS, True, 0)).cuda().train()
+    task: Any = tasks.parse({"kind": "copying", "dataset": "copy"}).bind()
+    runtime = Runtime(torch.device("cuda"), precision)
+    recorded = accumulator(task, model, 0.1, runtime)
+    return recorded, lambda given: accumulate(task, model, given, 0.1, runtime), model
+
+
+def some_batches(count: int) -> list[Any]:
+    """Other words and lengths, of two shapes."""
+    draw, found = torch.Generator().manual_seed(1), []
+    for turn in range(count):
+        batch = steps.a_batch()
+        words = torch.randint(5, steps.WORDS, batch.source.shape, generator=draw)
+        batch = batch._replace(source=words, target_in=words, target_out=words.roll(1, 1))
+        if turn % 2:
+            batch = map_batch(lambda tensor: tensor[1:], batch)
+        found.append(batch)
+    return found
+
+
+def slopes(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None]).double()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("attention", steps.ATTENTION)
+def test_recorded_gradients_are_those_that_are_computed(attention: str, precision: Any):
+    recorded, computed, model = recorded_and_computed(steps.ATTENTION[attention], precision)
+    tolerance = 1e-5 if precision == "fp32" else 1e-2
+    for batch in some_batches(8):
+        totals, tokens = recorded([batch])
+        mine = slopes(model)
+        model.zero_grad(set_to_none=True)
+        wanted, count = computed([batch])
+        theirs = slopes(model)
+        model.zero_grad(set_to_none=True)
+        assert tokens == count
+        assert torch.allclose(totals, wanted, rtol=tolerance)
+        assert float((mine - theirs).norm() / theirs.norm()) < tolerance
+    assert len(recorded._graphs) == 2
+
+
+def test_recorded_gradients_of_several_batches_are_summed():
+    recorded, computed, model = recorded_and_computed({}, "fp32")
+    for _ in range(3):
+        totals, tokens = recorded(some_batches(4))
+        mine = slopes(model)
+        model.zero_grad(set_to_none=True)
+        wanted, count = computed(some_batches(4))
+        assert tokens == count
+        assert torch.allclose(totals, wanted, rtol=1e-5)
+        assert float((mine - slopes(model)).norm() / mine.norm()) < 1e-5
+        model.zero_grad(set_to_none=True)
+
+
+@pytest.mark.parametrize("transform", ["softmax", {"kind": "topk", "k": 4}, "entmax15"])
+def test_what_is_dropped_is_drawn_anew_each_time_a_record_is_played(transform: Any):
+    recorded, _, _ = recorded_and_computed({"default": {"transform": transform}}, "bf16", dropout=0.3)
+    seen = {float(recorded([steps.a_batch()])[0][0]) for _ in range(6)}
+    assert len(recorded._graphs) == 1
+    assert len(seen) == 6
+
+
+def test_a_model_that_waits_for_the_gpu_is_not_recorded(caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", logger="attnbench")
+    model = models.parse({"kind": "lstm", "layers": 1, "width": 16}).build(Sizes(steps.WORDS, steps.WORDS, True, 0))
+    task: Any = tasks.parse({"kind": "copying", "dataset": "copy"}).bind()
+    recorded = accumulator(task, model.cuda().train(), 0.1, Runtime(torch.device("cuda")))
+    for _ in range(3):
+        assert bool(recorded([steps.a_batch()])[0].isfinite().all())
+    assert "not recorded" in caplog.text

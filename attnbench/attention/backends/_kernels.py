@@ -13,19 +13,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-TOPK: tl.constexpr = tl.constexpr(0)
-SPARSEMAX: tl.constexpr = tl.constexpr(1)
-ENTMAX15: tl.constexpr = tl.constexpr(2)
-ENTMAX: tl.constexpr = tl.constexpr(3)
+from attnbench.attention.transforms._climb import SETTLED, SMALL, TOPK, log_over_e, mass_of, step_of
 
 PRECISION: tl.constexpr = tl.constexpr("tf32x3")
 """Of products in float32, to about its own accuracy; other types know one precision."""
 ROUNDS: tl.constexpr = tl.constexpr(200)
 """Searches end long before; what has no root (NaN) ends here."""
-SMALL: tl.constexpr = tl.constexpr(0.05)
-"""Below it functions of one plus a little are computed from their series."""
-SETTLED: tl.constexpr = tl.constexpr(2e-6)
-"""A step of Newton's method by less ends the search."""
 
 
 @triton.jit
@@ -59,6 +52,15 @@ def _scores(q, k, alive, scale):
 
 
 @triton.jit
+def _drawn(seed, bh, DROPOUT: tl.constexpr):
+    """What seeds the dropout of one head. seed: where it lies on the device, on which it is drawn for each call."""
+    drawn = bh
+    if DROPOUT:
+        drawn += tl.load(seed)
+    return drawn
+
+
+@triton.jit
 def _kept(seed, first_query, first_key, keys, rate, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """What dropout multiplies the weights of a block by; the same wherever it is asked for."""
     q = first_query + tl.arange(0, BLOCK_M)
@@ -77,51 +79,6 @@ def _between(left, least):
     falls on the same side."""
     middle = left + (least - left) * 0.5
     return tl.where(left == float("-inf"), left, tl.where(middle > left, middle, least))
-
-
-@triton.jit
-def _base(d, t, e):
-    """r = [1 + e (d - t)]_+; NaN stays NaN."""
-    r = 1.0 + e * (d - t)
-    return tl.where(r < 0.0, 0.0, r)
-
-
-@triton.jit
-def _logarithm(d, t, e):
-    """log r / e, of r > 0: with all its digits where e is small."""
-    x = e * (d - t)
-    series = x * (1.0 - x * (1 / 2 - x * (1 / 3 - x * (1 / 4 - x * (1 / 5 - x / 6)))))
-    r = tl.maximum(1.0 + x, 1e-37, propagate_nan=tl.PropagateNan.ALL)
-    return tl.where(tl.abs(x) < SMALL, series, tl.log(r)) / e
-
-
-@triton.jit
-def _mass(d, t, e, KIND: tl.constexpr):
-    """p = r^(1/e), and its part r^(1/e - 1) that the gradient goes through."""
-    r = _base(d, t, e)
-    if KIND == SPARSEMAX:
-        mass, part = r, tl.where(r > 0.0, 1.0, r)
-    elif KIND == ENTMAX15:
-        mass, part = r * r, r
-    else:
-        logarithm = _logarithm(d, t, e)
-        mass = tl.where(r <= 0.0, 0.0, tl.exp(logarithm))
-        part = tl.where(r <= 0.0, 0.0, tl.exp(logarithm * (1.0 - e)))
-    return mass, part
-
-
-@triton.jit
-def _step(mass_sum, part_sum, e, KIND: tl.constexpr):
-    """Of Newton's method, from below."""
-    if KIND == SPARSEMAX:
-        step = (mass_sum - 1.0) / part_sum
-    elif KIND == ENTMAX15:
-        step = 2.0 * (mass_sum - tl.sqrt(mass_sum)) / part_sum
-    else:
-        y = e * tl.log(mass_sum)
-        series = y * (1.0 - y * (1 / 2 - y * (1 / 6 - y * (1 / 24 - y / 120))))
-        step = mass_sum * tl.where(tl.abs(y) < SMALL, series, 1.0 - tl.exp(-y)) / (e * part_sum)
-    return tl.where(step > 0.0, step, 0.0)  # NaN too: a row without a key, or one that is not all numbers
 
 
 @triton.jit
@@ -145,6 +102,7 @@ def forward(
     q = _load(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH)
     keys_of, values_of, valid_of = key + b * kb + h * kh, value + b * vb + h * vh, valid + b * valid_b
     e = tl.load(excess + h)
+    drawn = _drawn(seed, bh, DROPOUT)
     row = first + tl.arange(0, BLOCK_M)
     place = bh * queries + row
     rows = row < queries
@@ -209,10 +167,10 @@ def forward(
             for n in range(0, end, BLOCK_N):
                 alive = _alive(valid_of, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
                 s = _scores(q, _load(keys_of, keys, kn, n, width, BLOCK_N, WIDTH), alive, scale)
-                mass, part = _mass(s - centre[:, None], t[:, None], e, KIND)
+                mass, part = mass_of(s - centre[:, None], t[:, None], e, KIND)
                 mass_sum += tl.sum(mass, 1)
                 part_sum += tl.sum(part, 1)
-            step = _step(mass_sum, part_sum, e, KIND)
+            step = step_of(mass_sum, part_sum, e, KIND)
             t += step
             rounds += 1
             going = tl.max((step > SETTLED * (1.0 + t)).to(tl.int32), 0)
@@ -235,12 +193,12 @@ def forward(
             mass = tl.where(chosen | (d != d), tl.exp(d), 0.0)
             part = mass
         else:
-            mass, part = _mass(d, t[:, None], e, KIND)
+            mass, part = mass_of(d, t[:, None], e, KIND)
         mass = tl.where(alive, mass, 0.0)
         part = tl.where(alive, part, 0.0)
         mass_sum += tl.sum(mass, 1)
         if DROPOUT:
-            kept = _kept(seed + bh, first, n, keys, rate, BLOCK_M, BLOCK_N)
+            kept = _kept(drawn, first, n, keys, rate, BLOCK_M, BLOCK_N)
             mass = mass * kept
         v = _load(values_of, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH)
         context += tl.dot(mass.to(v.dtype), v, input_precision=PRECISION)
@@ -296,7 +254,7 @@ def _weights(s, alive, t, centre, total, e, KIND: tl.constexpr):
         mass = tl.where((s >= t[:, None]) | (d != d), tl.exp(d), 0.0) / total[:, None]
         part = mass
     else:
-        mass, part = _mass(d, t[:, None], e, KIND)
+        mass, part = mass_of(d, t[:, None], e, KIND)
         mass = mass / total[:, None]
     return tl.where(alive, mass, 0.0), tl.where(alive, part, 0.0)
 
@@ -331,6 +289,7 @@ def backward_query(
     t, centre, shared = _of_rows(threshold, most, total, place, there)
     middle = _mean(up, slope, mean, place, there, value_width, VALUE_WIDTH)
     e = tl.load(excess + h)
+    drawn = _drawn(seed, bh, DROPOUT)
     end = keys
     if CAUSAL:
         end = tl.minimum(keys, first + BLOCK_M + ahead)
@@ -348,9 +307,9 @@ def backward_query(
         mass, part = _weights(s, alive, t, centre, shared, e, KIND)
         gain = tl.dot(up, tl.trans(v), input_precision=PRECISION)
         if DROPOUT:
-            gain = gain * _kept(seed + bh, first, n, keys, rate, BLOCK_M, BLOCK_N)
+            gain = gain * _kept(drawn, first, n, keys, rate, BLOCK_M, BLOCK_N)
         if LEARNED:
-            once = tl.where(mass > 0.0, _logarithm(s - centre[:, None], t[:, None], e), 0.0)  # log p
+            once = tl.where(mass > 0.0, log_over_e(s - centre[:, None], t[:, None], e), 0.0)  # log p
             w = -e * once
             series = mass * once * once * (1 / 2 + w * (1 / 6 + w * (1 / 24 + w * (1 / 120 + w / 720))))
             twice = tl.where(tl.abs(w) < SMALL, series, (part / shared[:, None] - mass + e * mass * once) / (e * e))
@@ -392,6 +351,7 @@ def backward_key(
     k = _load(key + b * kb + h * kh, keys, kn, n, width, BLOCK_N, WIDTH)
     v = _load(value + b * vb + h * vh, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH)
     e = tl.load(excess + h)
+    drawn = _drawn(seed, bh, DROPOUT)
     of_key = tl.zeros([BLOCK_N, WIDTH], tl.float32)
     of_value = tl.zeros([BLOCK_N, VALUE_WIDTH], tl.float32)
     begin = 0
@@ -416,7 +376,7 @@ def backward_key(
             mass, part = _weights(s, alive, t, centre, shared, e, KIND)
             slope = tl.dot(up, tl.trans(v), input_precision=PRECISION)
             if DROPOUT:
-                kept = _kept(seed + bh, first, n, keys, rate, BLOCK_M, BLOCK_N)
+                kept = _kept(drawn, first, n, keys, rate, BLOCK_M, BLOCK_N)
                 slope = slope * kept
                 mass = mass * kept
             changed = tl.where(part == 0.0, 0.0, part * (slope - middle[:, None]) * scale)

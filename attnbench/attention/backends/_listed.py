@@ -17,17 +17,15 @@ import triton.language as tl
 from attnbench.attention.backends._kernels import (
     PRECISION,
     ROUNDS,
-    SETTLED,
-    TOPK,
     _alive,
     _between,
+    _drawn,
     _kept_at,
     _load,
-    _mass,
     _mean,
     _of_rows,
-    _step,
 )
+from attnbench.attention.transforms._climb import SETTLED, TOPK, mass_of, step_of
 
 LEAST: tl.constexpr = tl.constexpr(-3.0e38)
 """Below every score but that of a key that is not looked at."""
@@ -76,7 +74,7 @@ def _products(q, keys_of, kn, n, keys, width, BLOCK_N: tl.constexpr, WIDTH: tl.c
 
 @triton.jit
 def _sums(d, t, e, KIND: tl.constexpr):
-    mass, part = _mass(d, t[:, None], e, KIND)
+    mass, part = mass_of(d, t[:, None], e, KIND)
     return tl.sum(mass, 1), tl.sum(part, 1)
 
 
@@ -147,7 +145,7 @@ def choose(
         for _ in range(STEPS):
             mass, part = _sums(best, t, e, KIND)
             more, rest = _sums(other, t, e, KIND)
-            t += _step(mass + more, part + rest, e, KIND)
+            t += step_of(mass + more, part + rest, e, KIND)
         low = centre + t - 1.0 / e - 1e-5 * (1.0 + tl.abs(centre))
     low = tl.maximum(low, LEAST)
     if KIND == TOPK:
@@ -227,6 +225,7 @@ def mix(
     rows = rows & (number <= ROOM)
     number = tl.where(rows, number, 0)
     e = tl.load(excess + h)
+    drawn = _drawn(seed, bh, DROPOUT)
     column = tl.arange(0, ROOM)
     lists_of = lists + place * (2 * ROOM)
     listed = column[None, :] < number[:, None]
@@ -256,10 +255,10 @@ def mix(
         for _ in range(ROUNDS):
             if going > 0:
                 mass_sum, part_sum = _sums(d, t, e, KIND)
-                step = _step(mass_sum, part_sum, e, KIND)
+                step = step_of(mass_sum, part_sum, e, KIND)
                 t += step
                 going = tl.max((step > SETTLED * (1.0 + t)).to(tl.int32), 0)
-        mass, part = _mass(d, t[:, None], e, KIND)
+        mass, part = mass_of(d, t[:, None], e, KIND)
         mass, part = tl.where(s > float("-inf"), mass, 0.0), tl.where(s > float("-inf"), part, 0.0)
     shared = tl.sum(mass, 1)
     shared = tl.where(shared == 0.0, 1.0, shared)
@@ -278,12 +277,12 @@ def mix(
             weight = tl.where(one > left, tl.exp(one - centre), 0.0)
             share = weight
         else:
-            weight, share = _mass(one - centre, t, e, KIND)
+            weight, share = mass_of(one - centre, t, e, KIND)
             weight, share = tl.where(there, weight, 0.0), tl.where(there, share, 0.0)
         v = tl.load(values_of + at[:, None] * vn + wide[None, :], mask=(share > 0.0)[:, None] & inside, other=0.0)
         v = v.to(tl.float32)
         if DROPOUT:
-            kept = _kept_at(seed + bh, row, at, keys, rate)
+            kept = _kept_at(drawn, row, at, keys, rate)
             weight, share = weight * kept, share * kept
         context += weight[:, None] * v
         if GRADIENT and KIND != TOPK:
@@ -332,6 +331,7 @@ def spread(
     t, centre, shared = _of_rows(threshold, most, total, place, rows)
     middle = _mean(up, slope, mean, place, rows, value_width, VALUE_WIDTH)
     e = tl.load(excess + h)
+    drawn = _drawn(seed, bh, DROPOUT)
     lists_of = lists + place * (2 * ROOM)
     narrow, wide = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
     keys_of, values_of = key + b * kb + h * kh, value + b * vb + h * vh
@@ -343,7 +343,7 @@ def spread(
             mass = tl.where(one >= t, tl.exp(one - centre), 0.0) / shared
             part = mass
         else:
-            mass, part = _mass(one - centre, t, e, KIND)
+            mass, part = mass_of(one - centre, t, e, KIND)
             mass, part = tl.where(there, mass, 0.0) / shared, tl.where(there, part, 0.0)
         some = part > 0.0
         v_mask = some[:, None] & (wide < value_width)[None, :]
@@ -353,7 +353,7 @@ def spread(
         gain = tl.sum(up * v, 1)
         weight = mass
         if DROPOUT:
-            kept = _kept_at(seed + bh, row, at, keys, rate)
+            kept = _kept_at(drawn, row, at, keys, rate)
             gain = gain * kept
             weight = mass * kept
         changed = tl.where(some, part * (gain - middle) * scale, 0.0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +17,9 @@ from torch import Tensor
 from attnbench.attention.transforms.base import Fused, FusedKind
 from attnbench.core.derivatives import once_differentiable
 from attnbench.core.errors import MissingExtraError
+from attnbench.core.kernels import compiles, installed, interpreted
+
+__all__ = ["FEWEST", "LEAST", "LONG", "WIDEST", "attend", "compiles", "interpreted", "kernels"]
 
 WIDEST = 128
 """The widest head: of queries and keys, and of values."""
@@ -64,15 +66,16 @@ def attend(
         excess = excess.float().clamp(min=LEAST).flatten().expand(heads).contiguous()
     else:
         excess = _constant(max(LEAST, _EXCESS.get(transform.kind, excess)), heads, query.device)
-    seed = int(torch.randint(1 << 30, ())) if dropout else 0
+    # drawn on the device, or a call that is recorded would drop the same weights whenever it is played
+    seed = torch.randint(1 << 30, (1,), device=query.device) if dropout else None
     given = _Given(
-        _KINDS[transform.kind], transform.k or _ALL, scale, causal, dropout, seed, _room(transform, query, keys, scale)
+        _KINDS[transform.kind], transform.k or _ALL, scale, causal, dropout, _room(transform, query, keys, scale)
     )
-    context: Tensor = _Attention.apply(query, keys, held, excess, valid, given)  # pyright: ignore[reportAssignmentType]
+    context: Tensor = _Attention.apply(query, keys, held, excess, valid, seed, given)  # pyright: ignore[reportAssignmentType]
     return context.to(values.dtype)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache
 def _constant(value: float, heads: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # that a training after an evaluation may keep it
         return torch.full((heads,), value, device=device)
@@ -95,25 +98,11 @@ class _Kernels(NamedTuple):
 @functools.cache
 def kernels() -> _Kernels | None:
     """The modules of kernels; None without Triton."""
-    try:
-        return _Kernels(
-            *(importlib.import_module(f"attnbench.attention.backends.{each}") for each in ("_kernels", "_listed"))
-        )
-    except ImportError:
+    if not installed():
         return None
-
-
-@functools.cache
-def compiles(device: torch.device) -> bool:
-    """Whether kernels are compiled for this GPU: one of NVIDIA's that knows bfloat16 and tf32."""
-    if interpreted() or kernels() is None or device.type != "cuda" or torch.version.hip is not None:
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def interpreted() -> bool:
-    """Whether kernels run as plain Python, on any device: slow, for tests."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
+    return _Kernels(
+        *(importlib.import_module(f"attnbench.attention.backends.{each}") for each in ("_kernels", "_listed"))
+    )
 
 
 class _Given(NamedTuple):
@@ -124,7 +113,6 @@ class _Given(NamedTuple):
     scale: float
     causal: bool
     dropout: float
-    seed: int
     room: int
 
 
@@ -140,8 +128,9 @@ class _Listed(NamedTuple):
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, keys: Tensor, values: Tensor, excess: Tensor, valid: Tensor | None, given: _Given
-    ) -> Tensor:
+        ctx: Any, query: Tensor, keys: Tensor, values: Tensor, excess: Tensor, valid: Tensor | None,
+        seed: Tensor | None, given: _Given,
+    ) -> Tensor:  # fmt: skip
         query, keys, values = (_last_dense(each) for each in (query, keys, values))
         batch, heads, rows, _ = query.shape
         out = values.new_empty(batch, heads, rows, values.shape[3])
@@ -149,6 +138,7 @@ class _Attention(torch.autograd.Function):
         # what has no use is not read or written: any tensor stands for it
         slope = out.new_empty(out.shape, dtype=torch.float32) if grows and given.kind else excess
         threshold, most, total = excess.new_empty(3, batch, heads, rows) if grows or given.room else (excess,) * 3
+        seed = excess if seed is None else seed
         mask = excess if valid is None else valid.expand(batch, -1).contiguous().view(torch.uint8)
         listed = _Listed(excess, excess, excess)
         if out.numel():
@@ -169,22 +159,22 @@ class _Attention(torch.autograd.Function):
                 )  # fmt: skip
                 module.listed.mix[_grid(rows, second["BLOCK_M"], batch * heads)](
                     values, *listed[:2], out, slope, threshold, most, total, excess,
-                    *v, *o, *size, width, given.k, given.seed, given.dropout, **how, **second, ROOM=given.room,
+                    *v, *o, *size, width, given.k, seed, given.dropout, **how, **second, ROOM=given.room,
                 )  # fmt: skip
             module.dense.forward[_grid(rows, sizes["BLOCK_M"], batch * heads)](
                 query, keys, values, out, slope, threshold, most, total, mask, excess, listed.found,
                 *q, *k, *v, *o, mask.stride(0), *size, query.shape[3], width, ahead,
-                given.scale, given.k, given.seed, given.dropout, **{**where, **how, **sizes}, ROOM=given.room,
+                given.scale, given.k, seed, given.dropout, **{**where, **how, **sizes}, ROOM=given.room,
             )  # fmt: skip
         ctx.given = given
-        ctx.save_for_backward(query, keys, values, excess, mask, out, slope, threshold, most, total, *listed)
+        ctx.save_for_backward(query, keys, values, excess, mask, seed, out, slope, threshold, most, total, *listed)
         ctx.masked = valid is not None
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        query, keys, values, excess, mask, out, slope, threshold, most, total, *rest = ctx.saved_tensors
+        query, keys, values, excess, mask, seed, out, slope, threshold, most, total, *rest = ctx.saved_tensors
         given: _Given = ctx.given
         listed = _Listed(*rest)
         up = _last_dense(upstream[0])
@@ -212,24 +202,24 @@ class _Attention(torch.autograd.Function):
                 second = _listed_sizes(query, values, given)[1]
                 module.listed.spread[_grid(rows, second["BLOCK_M"], batch * heads)](
                     *read, slope if given.kind else out, mean, *listed[:2], *kept, excess, of_query, of_keys, of_values,
-                    *q, *k, *v, *u, *gq, *size, given.scale, given.seed, given.dropout,
+                    *q, *k, *v, *u, *gq, *size, given.scale, seed, given.dropout,
                     **how, WIDTH=sizes["WIDTH"], **second, ROOM=given.room,
                 )  # fmt: skip
             module.dense.backward_query[_grid(rows, sizes["BLOCK_M"], batch * heads)](
                 *read, slope if given.kind else out, mean, *kept, mask, excess, listed.found, of_query, of_excess,
-                *q, *k, *v, *u, *gq, mask.stride(0), *size, ahead, given.scale, given.seed, given.dropout,
+                *q, *k, *v, *u, *gq, mask.stride(0), *size, ahead, given.scale, seed, given.dropout,
                 LEARNED=learned, **how, **where, **sizes,
             )  # fmt: skip
             module.dense.backward_key[_grid(keys.shape[2], sizes["BLOCK_N"], batch * heads)](
                 *read, mean, *kept, mask, excess, listed.found, listed.crowded, of_keys, of_values,
-                *q, *k, *v, *u, *gk, *gv, mask.stride(0), *size, ahead, given.scale, given.seed, given.dropout,
+                *q, *k, *v, *u, *gk, *gv, mask.stride(0), *size, ahead, given.scale, seed, given.dropout,
                 **how, **where, **sizes,
             )  # fmt: skip
         else:
             for each in (of_query, of_both, *((of_excess,) if learned else ())):
                 each.zero_()
         slopes = _parts(of_both.to(keys.dtype), keys, values)
-        return of_query, *slopes, of_excess.sum((0, 2)) if learned else None, None, None
+        return of_query, *slopes, of_excess.sum((0, 2)) if learned else None, None, None, None
 
 
 def _parts(both: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

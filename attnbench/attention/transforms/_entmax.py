@@ -21,6 +21,7 @@ from attnbench.attention.transforms._simplex import (
     ROUNDS,
     centre,
     climb,
+    engine,
     mask,
     mask_gradient,
     renormalise,
@@ -146,9 +147,11 @@ class LearnedEntmaxFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, excess: Tensor, valid: Tensor | None) -> Tensor:
         nearly = excess <= SOFTMAX_BELOW
-        ctx.fused = _rows.serves(scores) and bool((excess > SOFTMAX_BELOW).all())  # NaN is not above it
-        if ctx.fused:
-            weights = _rows.weigh(scores, valid, Fused("entmax", excess=excess))
+        ctx.engine = engine(scores)
+        if ctx.engine is _rows and not bool((excess > SOFTMAX_BELOW).all()):  # NaN is not above it
+            ctx.engine = None
+        if ctx.engine is not None:
+            weights = ctx.engine.weigh(scores, valid, Fused("entmax", excess=excess))
             ctx.save_for_backward(weights, excess)
             return weights
         masked = mask(scores, valid)
@@ -163,10 +166,10 @@ class LearnedEntmaxFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         weights, excess = ctx.saved_tensors
-        if ctx.fused:
+        if ctx.engine is not None:
             needs_scores, needs_alpha = ctx.needs_input_grad[:2]
             fused = Fused("entmax", excess=excess)
-            found, alphas = _rows.vjp(grads[0], weights, fused, to_scores=needs_scores, to_excess=needs_alpha)
+            found, alphas = ctx.engine.vjp(grads[0], weights, fused, to_scores=needs_scores, to_excess=needs_alpha)
             return found, None if alphas is None else alphas.sum_to_size(excess.shape), None
         excess = excess.masked_fill(excess <= SOFTMAX_BELOW, 0.0)
         to_scores = vjp(grads[0], slope(weights, excess)) if ctx.needs_input_grad[0] else None

@@ -120,9 +120,14 @@ def _dims(shape: torch.Size) -> tuple[int, int, int, int]:
     return math.prod(padded[:-3]), *padded[-3:]  # pyright: ignore[reportReturnType]
 
 
-def _shape(like: Tensor) -> Any:
+def shape_of(like: Tensor) -> tuple[int, int, int, int]:
+    """rows, M, I and K of a tensor that is seen as [O, M, I, K]; rows are O M I."""
     outer, middle, inner, keys = _dims(like.shape)
-    return ctypes.byref(_Shape(outer * middle * inner, middle, inner, keys))
+    return outer * middle * inner, middle, inner, keys
+
+
+def _shape(like: Tensor) -> Any:
+    return ctypes.byref(_Shape(*shape_of(like)))
 
 
 def spread(given: Shaped[Tensor, "..."] | None, like: Float[Tensor, "... K"]) -> Shaped[Tensor, "O M I #K"] | None:

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnbench.attention.transforms import _rows
+from attnbench.attention.transforms import _rows, _rows_gpu
 from attnbench.attention.transforms.base import Fused, widen
 from attnbench.core.derivatives import once_differentiable
 
@@ -98,12 +98,17 @@ def mask_gradient(grad: Float[Tensor, "... K"], slope: Float[Tensor, "... K"]) -
     return torch.maximum(heeded, bound.neg_(), out=heeded)
 
 
+def engine(scores: Float[Tensor, "... K"]) -> Any:
+    """The module of compiled transforms that takes these scores; None: torch operations serve."""
+    return next((each for each in (_rows, _rows_gpu) if each.serves(scores)), None)
+
+
 class _Simplex(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, valid: Tensor | None, normaliser: Normaliser) -> Tensor:
-        ctx.fused = normaliser.fused if normaliser.fused is not None and _rows.serves(scores) else None
-        if ctx.fused is not None:
-            weights = _rows.weigh(scores, valid, ctx.fused)
+        ctx.engine, ctx.fused = None if normaliser.fused is None else engine(scores), normaliser.fused
+        if ctx.engine is not None:
+            weights = ctx.engine.weigh(scores, valid, ctx.fused)
         else:
             weights = normaliser.weigh(mask(scores, valid))
         ctx.save_for_backward(weights)
@@ -114,8 +119,8 @@ class _Simplex(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         (weights,) = ctx.saved_tensors
-        if ctx.fused is not None:
-            return _rows.vjp(grads[0], weights, ctx.fused)[0], None, None
+        if ctx.engine is not None:
+            return ctx.engine.vjp(grads[0], weights, ctx.fused)[0], None, None
         return vjp(grads[0], ctx.slope(weights)), None, None
 
 

@@ -17,15 +17,18 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from attnbench.attention.backends import _kernels, _listed
+from attnbench.attention.transforms import _row_kernels
 
 HALF = {"query", "key", "value", "out", "upstream", "query_slope"}
-WHOLE = {"slope", "threshold", "most", "total", "excess", "mean", "alpha_slope", "key_slope", "value_slope"}
+WHOLE = {"slope", "threshold", "most", "total", "excess", "mean", "alpha_slope", "key_slope", "value_slope",
+         "scores", "weights", "grad", "alphas"}
 NUMBERS = {"found", "crowded", "lists"}
 FIXED = {"CAUSAL": True, "VALID": True, "DROPOUT": True, "GRADIENT": True, "LEARNED": True, "WIDTH": 64,
-         "VALUE_WIDTH": 64, "ROOM": 64, "PLAIN": False, "UNROLL": 4}
+         "VALUE_WIDTH": 64, "ROOM": 64, "PLAIN": False, "UNROLL": 4,
+         "KEEP": True, "ALL": False}
 WIDE = {"WIDTH": 128, "VALUE_WIDTH": 128, "BLOCK_M": 32}
 POINTERS = {
-    "valid": "*u8", **dict.fromkeys(WHOLE, "*fp32"), **dict.fromkeys(NUMBERS, "*i32")
+    "valid": "*u8", "keep": "*u8", "seed": "*i64", **dict.fromkeys(WHOLE, "*fp32"), **dict.fromkeys(NUMBERS, "*i32")
 }
 
 def build(kernel, half="*bf16", **fixed):
@@ -56,15 +59,22 @@ build(_kernels.forward, "*fp32", KIND={kind}, BLOCK_N=32, **WIDE)
 """
 
 
+_ROWS = """
+for kernel in (_row_kernels.weigh, _row_kernels.vjp):
+    build(kernel, "*fp32", KIND={kind}, ROWS={rows}, BLOCK={block}, LEARNED={kind} == 3)
+"""
+
 _OF_BLOCKS, _OF_LISTS = ["forward", "backward_query", "backward_key"], ["choose", "mix", "spread"]
+_OF_ROWS = ["weigh", "vjp"]
 
 
 def test_the_kernels_compile_for_a_gpu(tmp_path):
     calls = [
         _BLOCKS.format(kind=0, sizes=_AS_SHIPPED), _LISTS.format(kind=0), _IN_FLOAT32.format(kind=0),
         _BLOCKS.format(kind=3, sizes=_SMALL), _LISTS.format(kind=2),
+        *(_ROWS.format(kind=kind, rows=32, block=32) for kind in range(4)), _ROWS.format(kind=3, rows=1, block=4096),
     ]  # fmt: skip
-    wanted = [*_OF_BLOCKS, *_OF_LISTS, "choose", "forward", *_OF_BLOCKS, *_OF_LISTS]
+    wanted = [*_OF_BLOCKS, *_OF_LISTS, "choose", "forward", *_OF_BLOCKS, *_OF_LISTS, *_OF_ROWS * 5]
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", _BUILD + "".join(calls)]  # one process, which imports once
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -1,0 +1,66 @@
+"""What Triton kernels share that find the threshold of alpha-entmax: its weights, and a step of the search.
+
+With e = alpha - 1 and d the scores minus their largest, `p = [1 + e (d - t)]_+^(1/e)` (_entmax.py); t is found from
+below by Newton's method on `(sum p)^e = 1`, as in torch operations.
+"""
+
+# pyright: basic, reportOperatorIssue=false, reportArgumentType=false
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+TOPK: tl.constexpr = tl.constexpr(0)
+SPARSEMAX: tl.constexpr = tl.constexpr(1)
+ENTMAX15: tl.constexpr = tl.constexpr(2)
+ENTMAX: tl.constexpr = tl.constexpr(3)
+
+SMALL: tl.constexpr = tl.constexpr(0.05)
+"""Below it functions of one plus a little are computed from their series."""
+SETTLED: tl.constexpr = tl.constexpr(2e-6)
+"""A step of Newton's method by less ends the search."""
+
+
+@triton.jit
+def base_of(d, t, e):
+    """r = [1 + e (d - t)]_+; NaN stays NaN."""
+    r = 1.0 + e * (d - t)
+    return tl.where(r < 0.0, 0.0, r)
+
+
+@triton.jit
+def log_over_e(d, t, e):
+    """log r / e, of r > 0: with all its digits where e is small."""
+    x = e * (d - t)
+    series = x * (1.0 - x * (1 / 2 - x * (1 / 3 - x * (1 / 4 - x * (1 / 5 - x / 6)))))
+    r = tl.maximum(1.0 + x, 1e-37, propagate_nan=tl.PropagateNan.ALL)
+    return tl.where(tl.abs(x) < SMALL, series, tl.log(r)) / e
+
+
+@triton.jit
+def mass_of(d, t, e, KIND: tl.constexpr):
+    """p = r^(1/e), and its part r^(1/e - 1) that the gradient goes through."""
+    r = base_of(d, t, e)
+    if KIND == SPARSEMAX:
+        mass, part = r, tl.where(r > 0.0, 1.0, r)
+    elif KIND == ENTMAX15:
+        mass, part = r * r, r
+    else:
+        logarithm = log_over_e(d, t, e)
+        mass = tl.where(r <= 0.0, 0.0, tl.exp(logarithm))
+        part = tl.where(r <= 0.0, 0.0, tl.exp(logarithm * (1.0 - e)))
+    return mass, part
+
+
+@triton.jit
+def step_of(mass_sum, part_sum, e, KIND: tl.constexpr):
+    """Of Newton's method, from below."""
+    if KIND == SPARSEMAX:
+        step = (mass_sum - 1.0) / part_sum
+    elif KIND == ENTMAX15:
+        step = 2.0 * (mass_sum - tl.sqrt(mass_sum)) / part_sum
+    else:
+        y = e * tl.log(mass_sum)
+        series = y * (1.0 - y * (1 / 2 - y * (1 / 6 - y * (1 / 24 - y / 120))))
+        step = mass_sum * tl.where(tl.abs(y) < SMALL, series, 1.0 - tl.exp(-y)) / (e * part_sum)
+    return tl.where(step > 0.0, step, 0.0)  # NaN too: a row without a key, or one that is not all numbers

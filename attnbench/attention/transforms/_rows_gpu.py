@@ -1,0 +1,114 @@
+"""The transforms of rows on a GPU, in Triton (_row_kernels.py): each row is read and written once, and nothing waits.
+
+What _rows.py is on a processor, with the same interface.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from attnbench.attention.transforms._rows import shape_of, spread
+from attnbench.attention.transforms.base import Fused, FusedKind
+from attnbench.core.kernels import compiles, interpreted
+
+LONGEST = 1 << 14
+"""The most keys that a program holds."""
+_ELEMENTS = 1 << 10
+"""Scores that a program holds at least."""
+_SOFTMAX_BELOW = 1e-4
+_LEAST = 1e-5
+"""Up to the first, alpha - 1 is the second, with which weights are those of softmax but for rounding."""
+_KINDS: dict[FusedKind, int] = {"softmax": 0, "topk": 0, "sparsemax": 1, "entmax15": 2, "entmax": 3}
+_EXCESS: dict[FusedKind, float] = {"softmax": 1.0, "topk": 1.0, "sparsemax": 1.0, "entmax15": 0.5}
+
+
+def serves(scores: Tensor) -> bool:
+    """Whether these kernels take the scores."""
+    if scores.device.type != "cuda" or scores.dtype != torch.float32 or not scores.numel():
+        return False
+    return scores.shape[-1] <= LONGEST and compiles(scores.device)
+
+
+def weigh(scores: Float[Tensor, "... K"], valid: Bool[Tensor, "..."] | None, fused: Fused) -> Float[Tensor, "... K"]:
+    """Weights of the valid keys of each row, under the rules of base.py; not differentiable."""
+    scores = scores.detach().contiguous()
+    out = torch.empty_like(scores)
+    excess = _excess(fused, scores)
+    rows, middle, inner, keys = shape_of(scores)
+    marks, kept = (spread(each, scores) for each in (valid, fused.keep))
+    sizes = _sizes(keys)
+    _kernels().weigh[_grid(rows, sizes)](
+        scores, _bytes(marks, scores), _bytes(kept, scores), excess, out,
+        *_strides(marks), *_strides(kept), *excess.stride()[:3], rows, middle, inner, keys, fused.k,
+        KIND=_KINDS[fused.kind], VALID=marks is not None, KEEP=kept is not None,
+        ALL=fused.kind == "softmax" or not 0 < fused.k < keys, **sizes,
+    )  # fmt: skip
+    return out
+
+
+def vjp(
+    grad: Float[Tensor, "... K"], weights: Float[Tensor, "... K"], fused: Fused, *, to_scores: bool = True,
+    to_excess: bool = False,
+) -> tuple[Float[Tensor, "... K"] | None, Float[Tensor, "... 1"] | None]:  # fmt: skip
+    """The gradient at the scores, and that at alpha of each row."""
+    grad, weights = grad.resolve_neg().contiguous(), weights.contiguous()
+    out = torch.empty_like(weights)
+    alphas = weights.new_empty((*weights.shape[:-1], 1)) if to_excess else None
+    excess = _excess(fused, weights)
+    rows, middle, inner, keys = shape_of(weights)
+    sizes = _sizes(keys)
+    _kernels().vjp[_grid(rows, sizes)](
+        weights, grad, excess, out, out if alphas is None else alphas, *excess.stride()[:3], rows, middle, inner, keys,
+        KIND=_KINDS[fused.kind], LEARNED=to_excess, **sizes,
+    )  # fmt: skip
+    return out if to_scores else None, alphas
+
+
+@functools.cache
+def _kernels() -> Any:
+    return importlib.import_module("attnbench.attention.transforms._row_kernels")
+
+
+def _excess(fused: Fused, like: Tensor) -> Float[Tensor, "O M I 1"]:
+    given = fused.excess if fused.kind == "entmax" else _EXCESS[fused.kind]
+    if isinstance(given, Tensor):
+        given = given.detach().to(like.dtype)
+        given = torch.where(given <= _SOFTMAX_BELOW, _LEAST, given)
+    else:
+        given = _constant(max(given, _LEAST), like.device)
+    return spread(given, like)  # pyright: ignore[reportReturnType] - None of None alone
+
+
+@functools.cache
+def _constant(value: float, device: torch.device) -> Float[Tensor, "1"]:
+    with torch.inference_mode(False):  # that a training after an evaluation may keep it
+        return torch.full((1,), value, device=device)
+
+
+def _bytes(given: Tensor | None, instead: Tensor) -> Tensor:
+    """A mask as kernels read it; where there is none, any tensor stands for it."""
+    return instead if given is None else given.view(torch.uint8)
+
+
+def _strides(given: Tensor | None) -> tuple[int, int, int, int]:
+    if given is None:
+        return 0, 0, 0, 0
+    outer, middle, inner, key = given.stride()
+    return outer, middle, inner, key if given.shape[-1] > 1 else 0
+
+
+def _sizes(keys: int) -> dict[str, Any]:
+    block = max(16, 1 << (keys - 1).bit_length())
+    rows = max(1, _ELEMENTS // block)
+    sizes = {"ROWS": rows, "BLOCK": block}
+    return sizes if interpreted() else {**sizes, "num_warps": max(4, min(16, rows * block // 1024))}
+
+
+def _grid(rows: int, sizes: dict[str, Any]) -> tuple[int]:
+    return (-(-rows // sizes["ROWS"]),)
