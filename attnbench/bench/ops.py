@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attnbench.attention.catalog import build_transform
 from attnbench.attention.modules.multihead import MultiHead
-from attnbench.attention.patterns.base import patterns
+from attnbench.attention.patterns.base import dense, patterns
 from attnbench.attention.scores.dot import ScaledDotSpec
 from attnbench.attention.site import Site
 from attnbench.attention.transforms.base import transforms
@@ -42,6 +42,8 @@ TRANSFORMS: dict[str, dict[str, Any]] = {
 """What each transform is timed with; csoftmax and csparsemax under bounds of 4 / K."""
 PATTERNS = ("window", "block", "dilated", "global", "bigbird", "random")
 BASELINE = "torch.softmax"
+_CELLS = 1 << 24
+"""Of a pattern, that are looked at in one go."""
 
 
 class Method(NamedTuple):
@@ -65,17 +67,13 @@ def transform_cases(shapes: tuple[tuple[int, ...], ...], device: torch.device, p
         }
         title = "x".join(map(str, shape))
         for name, function in functions.items():
-            check = None
-            if name in built and device.type == "cpu":  # elsewhere the definition is all there is
-                check = partial(_off_definition, function, scores)
+            check = partial(_off_definition, function, scores) if name in built else None
             yield Case(
                 f"{title}, forward", name, partial(_quiet, function, [scores]), check=check,
                 cost=partial(moved, scores, both=False),
             )  # fmt: skip
         for name, function in functions.items():
-            check = None
-            if name in built and device.type == "cpu":
-                check = partial(gradient_off, function, scores, upstream)
+            check = partial(gradient_off, function, scores, upstream) if name in built else None
             yield Case(
                 f"{title}, forward and backward", name, both_ways(function, scores, upstream=upstream), check=check,
                 cost=partial(moved, scores, both=True),
@@ -88,9 +86,23 @@ def moved(scores: Tensor, *, both: bool) -> float:
     return float(scores.numel() * scores.element_size() * (5 if both else 2))
 
 
-def multiplied(batch: int, heads: int, queries: int, keys: int, *, both: bool) -> float:
-    """Operations of the products of an attention: two forward, and four backward."""
-    return 4.0 * batch * heads * queries * keys * HEAD * (3 if both else 1)
+def looked_at(method: Method, length: int, device: torch.device) -> float:
+    """How many keys a query looks at in bidirectional self-attention, the mean over queries and one head's draw."""
+    pattern = patterns.parse(method.pattern)
+    lengths = torch.tensor([length], device=device) if pattern.drawn else None
+    rule = pattern.mask_mod("encoder_self", 0, lengths=lengths, seed=0)
+    if rule is None:
+        return float(length)
+    at = torch.arange(length, device=device)
+    some = max(1, _CELLS // length)
+    counts = [dense(rule, Positions(queries, at)).sum() for queries in at.split(some)]
+    return float(torch.stack(counts).sum()) / length
+
+
+def multiplied(method: Method, heads: int, length: int, device: torch.device, *, both: bool) -> float:
+    """Operations of the products of an attention of so many heads, over the keys that its queries look at: two products
+    forward, and four backward."""
+    return 4.0 * heads * length * looked_at(method, length, device) * HEAD * (3 if both else 1)
 
 
 def _transform(name: str, shape: tuple[int, ...], device: torch.device) -> Callable[[Tensor], Tensor]:
@@ -145,19 +157,19 @@ def attention_cases(
             for name, (function, method) in peer.attention.items() if device.type == "cuda" else ():
                 runs[f"{peer.package}: {name}"], defined[f"{peer.package}: {name}"] = function, method
         plain = {name: mixer(method._replace(backend="dense"), heads) for name, method in defined.items()}
-        keys = {name: length if method.pattern == "full" else n for name, method in defined.items()}
+        costs = {name: partial(multiplied, method, batch * heads, length, device) for name, method in defined.items()}
         for name, function in runs.items():
             yield Case(
                 f"{title}, forward", name, partial(_quiet, function, given),
                 check=partial(_apart, function, plain[name], given),
-                cost=partial(multiplied, batch, heads, length, keys[name], both=False),
+                cost=partial(costs[name], both=False),
             )  # fmt: skip
         for name, function in runs.items():
             own = name == "SDPA" or name in methods  # how exact the gradients of another package are is its affair
             yield Case(
                 f"{title}, forward and backward", name, both_ways(function, *given, upstream=given[0]),
                 check=partial(slopes_apart, function, plain[name], given) if own else None,
-                cost=partial(multiplied, batch, heads, length, keys[name], both=True),
+                cost=partial(costs[name], both=True),
             )  # fmt: skip
 
 

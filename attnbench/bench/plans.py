@@ -64,9 +64,9 @@ class Plan(NamedTuple):
     def beside(self, recipes: list[Recipe], *, peaks: bool = False) -> list[Timing]:
         """Each in a process of its own. peaks: with the memory that each takes."""
         threads = torch.get_num_threads()
-        with together(recipes, threads) as started:
+        with together(recipes, threads, self.runtime.device) as started:
             timed = self.time([each.case for each in started], None, loose=True, rest=_REST, apart=True)
-        return with_peaks(timed, recipes, threads) if peaks else timed
+        return with_peaks(timed, recipes, threads, self.runtime.device) if peaks else timed
 
     def those_of(self, *sizes: str) -> list[str]:
         """The sizes that were asked for, else these."""
@@ -97,7 +97,7 @@ def train_sections(plan: Plan) -> Iterator[list[Section]]:
         recipes = [Recipe(models.training, (size, name, BATCHES, plan.runtime)) for name in models.compared(device)]
         beside += plan.beside([recipes[0], *peers], peaks=True) if peers else []
         timed = plan.time([recipe.make(*recipe.given) for recipe in recipes], plan.products, loose=True)
-        found += timed if plan.quick else with_peaks(timed, recipes, threads)
+        found += timed if plan.quick else with_peaks(timed, recipes, threads, device)
         yield [
             *_if_any(_TRAINING_BESIDE, nn_transformer.SHIPPED, beside),
             Section(_TRAINING, ("softmax",), found, "tokens"),

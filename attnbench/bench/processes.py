@@ -35,10 +35,10 @@ class Recipe(NamedTuple):
 class Apart:
     """One process with one case. Raises AttnbenchError where it cannot make or run it."""
 
-    def __init__(self, recipe: Recipe, threads: int) -> None:
+    def __init__(self, recipe: Recipe, threads: int, device: torch.device) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, recipe, threads), daemon=True)
+        self._process = context.Process(target=_serve, args=(other, recipe, threads, device), daemon=True)
         with _uninterrupted():
             self._process.start()
         other.close()
@@ -80,29 +80,31 @@ class Apart:
 
 
 @contextmanager
-def together(recipes: list[Recipe], threads: int) -> Iterator[list[Apart]]:
-    """A process for each, all there at once."""
+def together(recipes: list[Recipe], threads: int, device: torch.device) -> Iterator[list[Apart]]:
+    """A process for each, all there at once. device: that they act on."""
     with ExitStack() as stack:
         started: list[Apart] = []
         for recipe in recipes:
-            started.append(Apart(recipe, threads))
+            started.append(Apart(recipe, threads, device))
             stack.callback(started[-1].close)
         yield started
 
 
-def with_peaks(timings: list[Timing], recipes: list[Recipe], threads: int) -> list[Timing]:
+def with_peaks(timings: list[Timing], recipes: list[Recipe], threads: int, device: torch.device) -> list[Timing]:
     """The timings with the memory that each case takes, measured one process after the other, in two calls each."""
     found: list[Timing] = []
     for timing, recipe in zip(timings, recipes, strict=True):
-        with together([recipe], threads) as (one,):
+        with together([recipe], threads, device) as (one,):
             one.case.run()
             one.case.run()
             found.append(timing._replace(peak_mb=one.peak()))
     return found
 
 
-def _serve(pipe: Connection, recipe: Recipe, threads: int) -> None:
+def _serve(pipe: Connection, recipe: Recipe, threads: int, device: torch.device) -> None:
     try:
+        if device.index is not None:
+            torch.cuda.set_device(device)  # whose work is waited for, and whose memory is counted
         use_threads(threads)
         if not recipe.shipped:
             use_onednn_float32()

@@ -71,6 +71,11 @@ def off() -> Iterator[None]:
         _off.reset(token)
 
 
+def is_off() -> bool:
+    """Whether that is so here, or for the whole process."""
+    return _off.get() or os.environ.get(SWITCH) == "0"
+
+
 def load(source: Path) -> ctypes.CDLL | None:
     """The library made of one C++ source; None without a compiler that can make it, and where it is switched off.
 

@@ -24,8 +24,6 @@ from attnbench.data.store import Gathered, IdLists
 
 _POOL_BATCHES = 100
 _EVAL_POOL = 1 << 16
-_PLACES = 8
-"""A side of a rounded batch has a multiple of so many places."""
 
 Ints = NDArray[np.int64]
 
@@ -107,22 +105,29 @@ def cut(widths: Ints, tokens: int, rows: int | None = None) -> list[int]:
 
 
 def rounded(batch: Batch, longest: int | None = None) -> Batch:
-    """The batch with more padding, so that few shapes are left: each side has a whole multiple of 8 places, or
-    `longest`, and empty rows follow until no more than the first four binary digits of their number are not 0."""
-    rows = len(batch.index)
-    more = -rows % (1 << max(0, rows.bit_length() - 4))
+    """The batch with more padding, so that few shapes are left: of the number of rows and of places a side no more than
+    the first five and four binary digits are not 0, and sides that are nearly as long are as long. longest: a bound on
+    the places."""
+    more = _round(len(batch.index), 5) - len(batch.index)
+    source, target = (_round(side.shape[1], 4) for side in (batch.source, batch.target_in))
+    if 4 * abs(source - target) <= max(source, target):
+        source = target = max(source, target)
 
-    def grown(tensor: Tensor, value: int) -> Tensor:
-        beyond = -tensor.shape[1] % _PLACES if tensor.dim() == 2 else 0
-        if longest is not None:
-            beyond = min(beyond, max(0, longest - tensor.shape[-1]))
-        return nn.functional.pad(tensor, (0, beyond, 0, more) if tensor.dim() == 2 else (0, more), value=value)
+    def grown(tensor: Tensor, places: int, value: int) -> Tensor:
+        beyond = (places if longest is None else min(places, longest)) - tensor.shape[1]
+        return nn.functional.pad(tensor, (0, max(0, beyond), 0, more), value=value)
 
     return Batch(
-        grown(batch.source, PAD), grown(batch.source_valid, False),
-        grown(batch.target_in, PAD), grown(batch.target_out, PAD), grown(batch.target_valid, False),
-        grown(batch.index, -1), None if batch.fertility is None else grown(batch.fertility, 0),
+        grown(batch.source, source, PAD), grown(batch.source_valid, source, False),
+        grown(batch.target_in, target, PAD), grown(batch.target_out, target, PAD),
+        grown(batch.target_valid, target, False), nn.functional.pad(batch.index, (0, more), value=-1),
+        None if batch.fertility is None else grown(batch.fertility, source, 0),
     )  # fmt: skip
+
+
+def _round(size: int, digits: int) -> int:
+    """The least number from `size` on whose binary digits after the first so many are 0."""
+    return size + -size % (1 << max(0, size.bit_length() - digits))
 
 
 class TrainStream:

@@ -6,9 +6,11 @@ them. A record is launched as a whole.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -65,6 +67,7 @@ class _Recorded:
     def __init__(self, task: Task, model: nn.Module, smoothing: float, runtime: Runtime) -> None:
         self._task, self._model, self._smoothing, self._runtime = task, model, smoothing, runtime
         self._pool: Any = None
+        self._beside: Any = None
         self._met: set[Any] = set()
         self._graphs: dict[Any, _Graph] = {}
         self._slopes: dict[nn.Parameter, Tensor] = {}
@@ -100,10 +103,11 @@ class _Recorded:
 
     def _record(self, batch: Any) -> _Graph:
         tokens = torch.ones((), device=self._runtime.device)
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        if self._pool is None:
+            self._pool, self._beside = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
+            with _recording(graph, self._pool, self._beside):
                 totals = self._computed(batch, tokens)
         except RuntimeError as error:  # after it torch's generator may not be what it was
             raise AttnbenchError(
@@ -128,6 +132,24 @@ class _Recorded:
         if found:
             log.info("updates of this model wait for the GPU, so that they are not recorded")
         return found
+
+
+@contextmanager
+def _recording(graph: torch.cuda.CUDAGraph, pool: Any, beside: torch.cuda.Stream) -> Iterator[None]:
+    """What torch.cuda.graph does, but for the memory that it gives back each time, which would be asked for again."""
+    collects = gc.isenabled()
+    gc.disable()  # what is let go meanwhile may be of CUDA, and not to be touched
+    torch.cuda.synchronize()
+    try:
+        with torch.cuda.stream(beside):
+            graph.capture_begin(pool=pool)
+            try:
+                yield
+            finally:
+                graph.capture_end()
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _tensors(tree: Any) -> list[Tensor]:

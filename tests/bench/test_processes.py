@@ -45,7 +45,7 @@ def counting_threads() -> Case:
 
 
 def test_a_case_is_told_run_and_checked_where_it_lives():
-    with together([Recipe(holding, (1,)), Recipe(counting_threads, (), True)], 1) as (held, threads):
+    with together([Recipe(holding, (1,)), Recipe(counting_threads, (), True)], 1, CPU) as (held, threads):
         case = held.case
         assert (case.group, case.name, case.work) == ("held", "1 MiB", 3.0)
         assert case.check() == 0.25
@@ -61,7 +61,7 @@ def test_a_case_is_told_run_and_checked_where_it_lives():
 def test_the_memory_of_each_is_its_own():
     recipes = [Recipe(holding, (1,)), Recipe(holding, (300,))]
     timings = [Timing("held", name, 1, 1, 1, 1, 1, None) for name in "ab"]
-    few, many = with_peaks(timings, recipes, 1)
+    few, many = with_peaks(timings, recipes, 1, CPU)
     assert (few.name, many.name) == ("a", "b")
     assert many.peak_mb - few.peak_mb == pytest.approx(600, rel=0.2)
 
@@ -69,25 +69,25 @@ def test_the_memory_of_each_is_its_own():
 def test_what_this_process_held_is_not_the_others(monkeypatch):
     bytearray(os.urandom(MIB)) * 700  # and let go
     timing = Timing("held", "a", 1, 1, 1, 1, 1, None)
-    (found,) = with_peaks([timing], [Recipe(holding, (1,))], 1)
+    (found,) = with_peaks([timing], [Recipe(holding, (1,))], 1, CPU)
     assert found.peak_mb < 600
 
 
 def test_a_case_that_cannot_be_made_says_why():
-    with pytest.raises(AttnbenchError, match="ValueError: no such thing"), together([Recipe(failing, ())], 1):
+    with pytest.raises(AttnbenchError, match="ValueError: no such thing"), together([Recipe(failing, ())], 1, CPU):
         pytest.fail("nothing is there")
 
 
 def test_a_process_that_dies_is_no_figure():
     with (
-        together([Recipe(dying, ())], 1) as (one,),
+        together([Recipe(dying, ())], 1, CPU) as (one,),
         pytest.raises(AttnbenchError, match=r"ended with 7.*memory enough"),
     ):
         one.case.run()
 
 
 def test_a_process_that_was_ended_between_two_calls_is_told_as_such():
-    with together([Recipe(living, ())], 1) as (one,):
+    with together([Recipe(living, ())], 1, CPU) as (one,):
         one.case.run()
         os.kill(int(one.case.name), signal.SIGKILL)
         one._process.join()
@@ -97,7 +97,7 @@ def test_a_process_that_was_ended_between_two_calls_is_told_as_such():
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no masks of signals here")
 def test_an_interrupt_is_not_the_processs_to_answer():
-    with together([Recipe(living, ())], 1) as (one,):
+    with together([Recipe(living, ())], 1, CPU) as (one,):
         os.kill(int(one.case.name), signal.SIGINT)
         one.case.run()
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, set())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from attnbench.core.errors import DataError
 from attnbench.data.base import BOS, EOS, PAD, Batch, Cursor
-from attnbench.data.batching import Ids, TrainStream, cut, eval_batches
+from attnbench.data.batching import Ids, TrainStream, cut, eval_batches, rounded
 from attnbench.data.store import IdLists, IdsWriter
 
 Rows = list[tuple[list[int], list[int]]]
@@ -207,3 +207,47 @@ def test_cut_never_splits_what_fits(widths: list[int], tokens: int) -> None:
         assert len(part) == 1 or len(part) * max(part) <= tokens
         if end < len(widths):
             assert (len(part) + 1) * max(*part, widths[end]) > tokens
+
+
+def drawn(rows: int, source: int, target: int, fertility: bool = False) -> Batch:
+    sides = [torch.arange(1, 1 + rows * length).view(rows, length) for length in (source, target)]
+    valid = [torch.ones_like(side, dtype=torch.bool) for side in sides]
+    given = torch.full_like(sides[0], 2) if fertility else None
+    return Batch(sides[0], valid[0], sides[1], sides[1] + 1, valid[1], torch.arange(rows), given)
+
+
+@given(rows=st.integers(1, 300), source=st.integers(1, 130), target=st.integers(1, 130), fertility=st.booleans())
+def test_a_rounded_batch_holds_the_same_and_a_little_padding(rows: int, source: int, target: int, fertility: bool):
+    batch = drawn(rows, source, target, fertility)
+    more = rounded(batch)
+    assert len(more.index) <= rows * 17 / 16
+    assert more.source.shape[1] <= max(source, target) * 9 / 8
+    assert more.source.shape[1] <= 1.5 * source
+    assert more.target_in.shape[1] <= 1.5 * target
+    for field in Batch._fields:
+        before, after = getattr(batch, field), getattr(more, field)
+        if before is None:
+            assert after is None
+            continue
+        held = after[: len(before)] if before.dim() == 1 else after[: len(before), : before.shape[1]]
+        assert torch.equal(held, before)
+        beyond = after[len(before) :] if before.dim() == 1 else torch.cat(
+            [after[len(before) :].flatten(), after[:, before.shape[1] :].flatten()]
+        )  # fmt: skip
+        assert (beyond == (-1 if field == "index" else 0)).all()
+    again = rounded(more)
+    assert [each.shape for each in again if each is not None] == [each.shape for each in more if each is not None]
+
+
+def test_few_shapes_are_left_of_many():
+    assert PAD == 0
+    shapes = {rounded(drawn(4096 // length, length, other)).source.shape for length in range(20, 120)
+              for other in (length, length - 1, length - 2)}  # fmt: skip
+    assert len(shapes) < 60
+
+
+@pytest.mark.parametrize("longest", [9, 10, 25, 26])
+def test_no_side_is_rounded_past_what_a_model_reads(longest: int):
+    more = rounded(drawn(3, 9, 25), longest)
+    assert more.source.shape[1] == min(9, longest) if longest < 10 else more.source.shape[1] in (9, 10)
+    assert more.target_in.shape[1] == max(25, min(26, longest))

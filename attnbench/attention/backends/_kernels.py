@@ -236,11 +236,11 @@ def _of_rows(threshold, most, total, place, there):
 
 
 @triton.jit
-def _mean(up, slope, mean, place, there, value_width, VALUE_WIDTH: tl.constexpr):
+def _mean(up, slope, row_stride, mean, row, place, there, value_width, VALUE_WIDTH: tl.constexpr):
     """Of the gradient of each row's weights, under the part that it goes through; kept in `mean`."""
     column = tl.arange(0, VALUE_WIDTH)
     inside = there[:, None] & (column < value_width)[None, :]
-    of_row = tl.load(slope + place[:, None] * value_width + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    of_row = tl.load(slope + row[:, None] * row_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
     middle = tl.sum(up.to(tl.float32) * of_row, 1)
     tl.store(mean + place, middle, mask=there)
     return middle
@@ -262,7 +262,7 @@ def _weights(s, alive, t, centre, total, e, KIND: tl.constexpr):
 @triton.jit
 def backward_query(
     query, key, value, upstream, slope, mean, threshold, most, total, valid, excess, found, query_slope, alpha_slope,
-    qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, gb, gh, gm, valid_b,
+    qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, sb, sh, sm, gb, gh, gm, valid_b,
     heads, queries, keys, width, value_width, ahead, scale, seed, rate,
     KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr, LEARNED: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROOM: tl.constexpr,
@@ -287,7 +287,7 @@ def backward_query(
         if tl.max(there.to(tl.int32), 0) == 0:
             return
     t, centre, shared = _of_rows(threshold, most, total, place, there)
-    middle = _mean(up, slope, mean, place, there, value_width, VALUE_WIDTH)
+    middle = _mean(up, slope + b * sb + h * sh, sm, mean, row, place, there, value_width, VALUE_WIDTH)
     e = tl.load(excess + h)
     drawn = _drawn(seed, bh, DROPOUT)
     end = keys

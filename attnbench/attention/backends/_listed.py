@@ -309,7 +309,7 @@ def _entry(lists, j, there):
 def spread(
     query, key, value, upstream, slope, mean, lists, found, threshold, most, total, excess,
     query_slope, key_slope, value_slope,
-    qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, gb, gh, gm,
+    qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, sb, sh, sm, gb, gh, gm,
     heads, queries, keys, width, value_width, scale, seed, rate,
     KIND: tl.constexpr, DROPOUT: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, ROOM: tl.constexpr, UNROLL: tl.constexpr,
@@ -329,7 +329,7 @@ def spread(
     q = _load(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH).to(tl.float32)
     up = _load(upstream + b * ob + h * oh, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH).to(tl.float32)
     t, centre, shared = _of_rows(threshold, most, total, place, rows)
-    middle = _mean(up, slope, mean, place, rows, value_width, VALUE_WIDTH)
+    middle = _mean(up, slope + b * sb + h * sh, sm, mean, row, place, rows, value_width, VALUE_WIDTH)
     e = tl.load(excess + h)
     drawn = _drawn(seed, bh, DROPOUT)
     lists_of = lists + place * (2 * ROOM)

@@ -63,7 +63,7 @@ def attend(
     beyond = -length % BLOCK
     lengths = _lengths(query, valid) if valid is not None or beyond else None
     wide = functools.reduce(torch.promote_types, (each.dtype for each in (query, keys, values)))
-    filled = [nn.functional.pad(each.to(wide), (0, 0, 0, beyond)) for each in (query, keys, values)]
+    filled = [nn.functional.pad(each.to(wide), (0, 0, 0, beyond)).contiguous() for each in (query, keys, values)]
 
     def padding(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         assert lengths is not None  # a comparison: to look up each key would take many times as long

@@ -133,10 +133,11 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         query, keys, values = (_last_dense(each) for each in (query, keys, values))
         batch, heads, rows, _ = query.shape
-        out = values.new_empty(batch, heads, rows, values.shape[3])
+        # the heads of a query beside each other, as a model joins them: that needs no copy then
+        out = values.new_empty(batch, rows, heads, values.shape[3]).transpose(1, 2)
         grows = any(ctx.needs_input_grad[:4])
         # what has no use is not read or written: any tensor stands for it
-        slope = out.new_empty(out.shape, dtype=torch.float32) if grows and given.kind else excess
+        slope = torch.empty(out.shape, dtype=torch.float32, device=out.device) if grows and given.kind else excess
         threshold, most, total = excess.new_empty(3, batch, heads, rows) if grows or given.room else (excess,) * 3
         seed = excess if seed is None else seed
         mask = excess if valid is None else valid.expand(batch, -1).contiguous().view(torch.uint8)
@@ -182,7 +183,7 @@ class _Attention(torch.autograd.Function):
         mean = torch.empty_like(total)
         learned = ctx.needs_input_grad[3]
         of_excess = torch.empty_like(mean) if learned else excess
-        of_query = torch.empty_like(query, memory_format=torch.contiguous_format)
+        of_query = torch.empty_like(query)
         # what is listed is added up in float32, from 0
         new, kind = (torch.zeros, torch.float32) if given.room else (torch.empty, query.dtype)
         of_both = new(keys.numel() + values.numel(), dtype=kind, device=keys.device)
@@ -194,6 +195,8 @@ class _Attention(torch.autograd.Function):
         where = {"CAUSAL": given.causal, "VALID": ctx.masked, "ROOM": given.room}
         sizes = _sizes(query, keys, values, backward=True)
         read = (query, keys, values, up)
+        through = slope if given.kind else out
+        s = through.stride()[:3]
         kept = (threshold, most, total)
         module = kernels()
         assert module is not None
@@ -201,13 +204,13 @@ class _Attention(torch.autograd.Function):
             if given.room:
                 second = _listed_sizes(query, values, given)[1]
                 module.listed.spread[_grid(rows, second["BLOCK_M"], batch * heads)](
-                    *read, slope if given.kind else out, mean, *listed[:2], *kept, excess, of_query, of_keys, of_values,
-                    *q, *k, *v, *u, *gq, *size, given.scale, seed, given.dropout,
+                    *read, through, mean, *listed[:2], *kept, excess, of_query, of_keys, of_values,
+                    *q, *k, *v, *u, *s, *gq, *size, given.scale, seed, given.dropout,
                     **how, WIDTH=sizes["WIDTH"], **second, ROOM=given.room,
                 )  # fmt: skip
             module.dense.backward_query[_grid(rows, sizes["BLOCK_M"], batch * heads)](
-                *read, slope if given.kind else out, mean, *kept, mask, excess, listed.found, of_query, of_excess,
-                *q, *k, *v, *u, *gq, mask.stride(0), *size, ahead, given.scale, seed, given.dropout,
+                *read, through, mean, *kept, mask, excess, listed.found, of_query, of_excess,
+                *q, *k, *v, *u, *s, *gq, mask.stride(0), *size, ahead, given.scale, seed, given.dropout,
                 LEARNED=learned, **how, **where, **sizes,
             )  # fmt: skip
             module.dense.backward_key[_grid(keys.shape[2], sizes["BLOCK_N"], batch * heads)](

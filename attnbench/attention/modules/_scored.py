@@ -251,7 +251,6 @@ class Scored(nn.Module):
         if kernel == "few":
             valid = None if memory.valid is None else memory.valid[:, None, None, :]
             return few.attend(queries, keys, values, scale=scale, transform=self._fused, valid=valid)
-        queries = queries.contiguous()
         if kernel == "flex":
             return flex.attend(queries, keys, values, rule=self.rule, scale=scale, valid=memory.valid)
         rate = self.dropout.p if self.training else 0.0

@@ -49,8 +49,10 @@ class MultiHead(Scored, SelfAttention):
             half = weight.shape[0] // 2
             key = nn.functional.linear(keys, weight[:half], bias[:half])
             value = nn.functional.linear(blank(values, valid), weight[half:], bias[half:])
-        # contiguous, or each product copies them anew
-        return Memory(self.score.keys(self._split(key).contiguous()), self._split(value).contiguous(), valid)
+        key, value = self._split(key), self._split(value)
+        if not key.is_cuda:  # or each product copies them anew; kernels of a GPU read them where they are
+            key, value = key.contiguous(), value.contiguous()
+        return Memory(self.score.keys(key), value, valid)
 
     def memorize_ragged(self, keys: Float[Tensor, "N D"], ragged: Ragged, valid: Bool[Tensor, "B K"] | None) -> Memory:
         """Projects the tokens alone, unless a subclass has its own `memorize`, which is called then."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attnbench.attention.transforms._rows import shape_of, spread
 from attnbench.attention.transforms.base import Fused, FusedKind
+from attnbench.core import native
 from attnbench.core.kernels import compiles, interpreted
 
 LONGEST = 1 << 14
@@ -30,7 +31,7 @@ _EXCESS: dict[FusedKind, float] = {"softmax": 1.0, "topk": 1.0, "sparsemax": 1.0
 
 def serves(scores: Tensor) -> bool:
     """Whether these kernels take the scores."""
-    if scores.device.type != "cuda" or scores.dtype != torch.float32 or not scores.numel():
+    if scores.device.type != "cuda" or scores.dtype != torch.float32 or not scores.numel() or native.is_off():
         return False
     return scores.shape[-1] <= LONGEST and compiles(scores.device)
 
