@@ -22,7 +22,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from attnbench.attention.history import endow
 from attnbench.attention.spec import CrossSpec
 from attnbench.attention.types import Dims, History, Memory, Positions
+from attnbench.core import waiting
 from attnbench.core.dropout import Dropout
+from attnbench.models._reading import read
 from attnbench.models.base import Decoded, ModelSpec, Seq2SeqModel, Sizes, Source, Wanted, receive
 from attnbench.models.fertility.base import FertilityField
 
@@ -148,16 +150,24 @@ class Encoder(nn.Module):
 
     def forward(self, source: Source) -> tuple[Float[Tensor, "B S D"], Cells]:
         """The states of the last layer, 0 at padding, and what each decoder layer starts from."""
-        lengths = source.valid.sum(1)
         embedded = self.dropout(self.table(source.data))
-        read = lengths.clamp(min=1).cpu()  # torch packs no empty row: it reads one token, which is forgotten below
-        packed = pack_padded_sequence(embedded, read, batch_first=True, enforce_sorted=False)
-        with torch.autocast("cuda", enabled=False):  # see _run
-            states, last = self.layers(packed)
-        states, _ = pad_packed_sequence(states, batch_first=True, total_length=source.data.shape[1])
+        lengths = source.valid.sum(1)
+        if waiting.forbidden():
+            with torch.autocast("cuda", enabled=False):  # see _run
+                states, last = read(self.layers, embedded, source.valid)
+        else:
+            states, last = self._read(embedded, lengths)
         empty = (lengths == 0)[:, None, None]
         cells = tuple(cell.masked_fill(empty, 0.0) for cell in self._join(_rows_first(last)))
         return states.masked_fill(empty, 0.0), cells
+
+    def _read(self, embedded: Float[Tensor, "B S E"], lengths: Int[Tensor, "B"]) -> tuple[Float[Tensor, "B S D"], Any]:
+        """By torch's own layers, which wait for the lengths."""
+        some = lengths.clamp(min=1).cpu()  # torch packs no empty row: it reads one token, which is forgotten
+        packed = pack_padded_sequence(embedded, some, batch_first=True, enforce_sorted=False)
+        with torch.autocast("cuda", enabled=False):
+            states, last = self.layers(packed)
+        return pad_packed_sequence(states, batch_first=True, total_length=embedded.shape[1])[0], last
 
     def _join(self, cells: Cells) -> Cells:
         """One state a decoder layer; of two directions, a layer of tanh units."""

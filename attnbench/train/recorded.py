@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from attnbench.core import waiting
 from attnbench.core.errors import AttnbenchError
 from attnbench.core.tree import map_batch
 from attnbench.tasks.base import Task
@@ -96,7 +97,8 @@ class _Recorded:
         return self._graphs[shape].play(batch, tokens)
 
     def _computed(self, batch: Any, tokens: int | Tensor) -> Float[Tensor, "2"]:
-        totals = gradients(self._task, self._model, batch, tokens, self._smoothing, self._runtime)
+        with waiting.forbid():
+            totals = gradients(self._task, self._model, batch, tokens, self._smoothing, self._runtime)
         if not self._slopes:
             self._slopes = {each: each.grad for each in self._model.parameters() if each.grad is not None}
         return totals
@@ -124,7 +126,8 @@ class _Recorded:
         batch = self._moved(self._task.rounded(self._model, batch))
 
         def compute() -> None:
-            gradients(self._task, self._model, batch, 1, self._smoothing, self._runtime)
+            with waiting.forbid():
+                gradients(self._task, self._model, batch, 1, self._smoothing, self._runtime)
 
         compute()  # what is compiled and kept meanwhile may wait
         found = waits(compute)

@@ -107,6 +107,10 @@ def recorded_and_computed(attention: Any, precision: Any, dropout: float = 0.0) 
     """Two ways to the gradients of one model: recorded ones, and those that are computed each time."""
     raw = {"kind": "transformer", "layers": 2, "width": 64, "heads": 2, "ffn": 16, "dropout": 0.0, "max_length": 14,
            "attention_dropout": dropout, "attention": attention}  # fmt: skip
+    return of(raw, precision)
+
+
+def of(raw: dict[str, Any], precision: Any) -> tuple[Any, Any, torch.nn.Module]:
     torch.manual_seed(0)
     model = models.parse(raw).build(Sizes(steps.WORDS, steps.WORDS, True, 0)).cuda().train()
     task: Any = tasks.parse({"kind": "copying", "dataset": "copy"}).bind()
@@ -136,7 +140,26 @@ def slopes(model: torch.nn.Module) -> torch.Tensor:
 @pytest.mark.parametrize("attention", steps.ATTENTION)
 def test_recorded_gradients_are_those_that_are_computed(attention: str, precision: Any):
     recorded, computed, model = recorded_and_computed(steps.ATTENTION[attention], precision)
-    tolerance = 1e-5 if precision == "fp32" else 1e-2
+    compare(recorded, computed, model, 1e-5 if precision == "fp32" else 1e-2)
+
+
+RECURRENT: dict[str, Any] = {
+    "lstm": {"layers": 2},
+    "lstm, fed": {"layers": 1, "bidirectional": True, "input_feeding": "attentional"},
+    "lstm, coverage": {"layers": 1, "attention": {"cross": {"score": "additive", "coverage": "simple"}}},
+    "lstm, entmax15": {"layers": 1, "attention": {"cross": {"score": "bilinear", "transform": "entmax15"}}},
+    "lstm, memory": {"layers": 1, "attention": {"cross": {"module": {"kind": "fixed_memory", "slots": 4}}}},
+    "gru": {"layers": 1, "bidirectional": True, "query": "previous", "readout": "concat"},
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recorded_gradients_of_recurrent_models_are_those_that_are_computed(name: str):
+    raw = {"kind": name.split(",")[0], "width": 32, "dropout": 0.0, **RECURRENT[name]}
+    compare(*of(raw, "fp32"), 1e-4)  # cuDNN adds up in another order
+
+
+def compare(recorded: Any, computed: Any, model: torch.nn.Module, tolerance: float) -> None:
     for batch in some_batches(8):
         totals, tokens = recorded([batch])
         mine = slopes(model)
@@ -173,7 +196,9 @@ def test_what_is_dropped_is_drawn_anew_each_time_a_record_is_played(transform: A
 
 def test_a_model_that_waits_for_the_gpu_is_not_recorded(caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO", logger="attnbench")
-    model = models.parse({"kind": "lstm", "layers": 1, "width": 16}).build(Sizes(steps.WORDS, steps.WORDS, True, 0))
+    raw = {"kind": "lstm", "layers": 1, "width": 16, "attention": {"cross": {"transform": "csparsemax"}},
+           "fertility": {"kind": "constant", "value": 2}}  # fmt: skip
+    model = models.parse(raw).build(Sizes(steps.WORDS, steps.WORDS, True, 0))
     task: Any = tasks.parse({"kind": "copying", "dataset": "copy"}).bind()
     recorded = accumulator(task, model.cuda().train(), 0.1, Runtime(torch.device("cuda")))
     for _ in range(3):

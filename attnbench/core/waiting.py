@@ -1,0 +1,23 @@
+"""Whether what is computed may wait for the GPU: a record of its work (train/recorded.py) cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_forbidden: ContextVar[bool] = ContextVar("attnbench-waiting", default=False)
+
+
+@contextmanager
+def forbid() -> Iterator[None]:
+    """What waits in the block takes another way, if it knows one."""
+    token = _forbidden.set(True)
+    try:
+        yield
+    finally:
+        _forbidden.reset(token)
+
+
+def forbidden() -> bool:
+    return _forbidden.get()
