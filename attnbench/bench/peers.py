@@ -85,9 +85,10 @@ _KNOWN: dict[str, Callable[[], Peer]] = {
 def serves(peer: Peer, what: str, device: torch.device) -> bool:
     """Whether it has something to be timed beside `what` (a key of PLANS) on that device."""
     if peer.package == "sdpa":
-        return what in ("ops", "scaling")  # where it is always timed
-    if what == "ops":
-        return bool(peer.transforms) or (bool(peer.attention) and device.type == "cuda")
+        return what in ("ops", "attention", "scaling")  # where it is always timed
+    of_attention = bool(peer.attention) and device.type == "cuda"
+    if what in ("ops", "transforms", "attention"):
+        return (bool(peer.transforms) and what != "attention") or (of_attention and what != "transforms")
     if what == "train":
         return peer.training is not None
     return what == "decode" and peer.decoding is not None and device.type == "cpu"

@@ -16,7 +16,7 @@ from attnbench.bench.results import Section
 from attnbench.bench.timer import Case, Timing, Yardstick, measure
 from attnbench.train.runtime import Runtime
 
-What = Literal["ops", "train", "decode", "scaling"]
+What = Literal["ops", "transforms", "attention", "train", "decode", "scaling"]
 _REST = 0.3
 """Seconds after which threads of another package have ceased to wait in a loop: 0.2 where they are Intel's."""
 _CHUNK = {"cpu": 0.2, "cuda": 0.03}
@@ -74,18 +74,33 @@ class Plan(NamedTuple):
 
 
 def ops_sections(plan: Plan) -> Iterator[list[Section]]:
-    device, dtype = plan.runtime.device, plan.dtype
-    shapes = ops.SHAPES[:1] if plan.quick else ops.SHAPES
+    found: list[Section] = []
+    for found in transforms_sections(plan):
+        yield found
+    for more in attention_sections(plan):
+        yield [*found, *more]
+
+
+def transforms_sections(plan: Plan) -> Iterator[list[Section]]:
+    device = plan.runtime.device
     transforms = Section(_TRANSFORMS, (ops.BASELINE,), [], limit="copies of the scores")
-    for shape in shapes:  # one shape at a time: what its cases hold is let go before the next
+    for shape in _shapes(plan):  # one shape at a time: what its cases hold is let go before the next
         cases = list(ops.transform_cases((shape,), device, plan.peers))
         transforms.timings.extend(plan.time(cases, copies(torch.zeros(shape, device=device))))
         yield [transforms]
+
+
+def attention_sections(plan: Plan) -> Iterator[list[Section]]:
+    device, dtype = plan.runtime.device, plan.dtype
     attention = Section(_ATTENTION, ("SDPA", "softmax"), [])
-    for shape in ops.ON_A_GPU if device.type == "cuda" and not plan.quick else shapes:
+    for shape in ops.ON_A_GPU if device.type == "cuda" and not plan.quick else _shapes(plan):
         cases = list(ops.attention_cases((shape,), device, dtype, n=max(1, min(32, shape[2] // 4)), peers=plan.peers))
         attention.timings.extend(plan.time(cases, plan.products, loose=True, replay=True))
-        yield [transforms, attention]
+        yield [attention]
+
+
+def _shapes(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    return ops.SHAPES[:1] if plan.quick else ops.SHAPES
 
 
 def train_sections(plan: Plan) -> Iterator[list[Section]]:
@@ -154,6 +169,8 @@ def scaling_sections(plan: Plan) -> Iterator[list[Section]]:
 
 PLANS: dict[What, Callable[[Plan], Iterator[list[Section]]]] = {
     "ops": ops_sections,
+    "transforms": transforms_sections,
+    "attention": attention_sections,
     "train": train_sections,
     "decode": decode_sections,
     "scaling": scaling_sections,
@@ -161,6 +178,8 @@ PLANS: dict[What, Callable[[Plan], Iterator[list[Section]]]] = {
 
 TITLES: dict[What, tuple[str, ...]] = {
     "ops": (_TRANSFORMS, _ATTENTION),
+    "transforms": (_TRANSFORMS,),
+    "attention": (_ATTENTION,),
     "train": (_TRAINING_BESIDE, _TRAINING),
     "decode": (_DECODING_BESIDE, _DECODING),
     "scaling": (_COST,),

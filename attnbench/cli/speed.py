@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 class What(StrEnum):
     ops = "ops"
+    transforms = "transforms"
+    attention = "attention"
     train = "train"
     decode = "decode"
     scaling = "scaling"
@@ -28,7 +30,9 @@ class Precision(StrEnum):
 
 
 def speed(
-    what: Annotated[What | None, typer.Argument(help="What to time; left out: ops, train and decode.")] = None,
+    what: Annotated[
+        What | None, typer.Argument(help="What to time; ops: transforms and attention. Left out: ops, train, decode.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller cases: a minute instead of many.")] = False,
     size: Annotated[str | None, typer.Option("--size", help="Of models: tiny, mini, iwslt, base; with commas.")] = None,
     precision: Annotated[Precision, typer.Option("--precision", help="Of models, and of attention.")] = Precision.fp32,

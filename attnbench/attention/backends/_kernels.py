@@ -88,9 +88,10 @@ def forward(
     heads, queries, keys, width, value_width, ahead, scale, count, seed, rate,
     KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr, GRADIENT: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROOM: tl.constexpr,
+    SHORT: tl.constexpr,
 ):  # fmt: skip
     """Contexts of one block of queries. For backward: slope, the mean of the values under the part that the gradient
-    goes through; threshold, most and total of each row.
+    goes through; threshold, most and total of each row. SHORT: all keys are one block, whose scores are computed once.
 
     ROOM: unless 0, only rows that have more listed keys (_listed.py). Newton's method goes on from their most and
     threshold; top-k begins anew, since a bound that is a score might be missed by that score, rounded otherwise.
@@ -115,6 +116,10 @@ def forward(
     if CAUSAL:
         end = tl.minimum(keys, first + BLOCK_M + ahead)
 
+    if SHORT:
+        all_alive = _alive(valid_of, queries, 0, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        all_scores = _scores(q, _load(keys_of, keys, kn, 0, width, BLOCK_N, WIDTH), all_alive, scale)
+
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     low = tl.full([BLOCK_M], float("inf"), tl.float32)
     living = tl.zeros([BLOCK_M], tl.float32)
@@ -124,8 +129,11 @@ def forward(
         t = tl.load(threshold + place, mask=rows, other=0.0)
     else:
         for n in range(0, end, BLOCK_N):
-            alive = _alive(valid_of, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
-            s = _scores(q, _load(keys_of, keys, kn, n, width, BLOCK_N, WIDTH), alive, scale)
+            if SHORT:
+                alive, s = all_alive, all_scores
+            else:
+                alive = _alive(valid_of, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+                s = _scores(q, _load(keys_of, keys, kn, n, width, BLOCK_N, WIDTH), alive, scale)
             m = tl.maximum(m, tl.max(s, 1), propagate_nan=tl.PropagateNan.ALL)
             low = tl.minimum(low, tl.min(tl.where(alive, s, float("inf")), 1))
             living += tl.sum(alive.to(tl.float32), 1)
@@ -147,8 +155,11 @@ def forward(
                 second_count = tl.zeros([BLOCK_M], tl.float32)
                 third_count = tl.zeros([BLOCK_M], tl.float32)
                 for n in range(0, end, BLOCK_N):
-                    alive = _alive(valid_of, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
-                    s = _scores(q, _load(keys_of, keys, kn, n, width, BLOCK_N, WIDTH), alive, scale)
+                    if SHORT:
+                        alive, s = all_alive, all_scores
+                    else:
+                        alive = _alive(valid_of, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+                        s = _scores(q, _load(keys_of, keys, kn, n, width, BLOCK_N, WIDTH), alive, scale)
                     first_count += tl.sum((alive & (s >= one[:, None])).to(tl.float32), 1)
                     second_count += tl.sum((alive & (s >= two[:, None])).to(tl.float32), 1)
                     third_count += tl.sum((alive & (s >= three[:, None])).to(tl.float32), 1)
@@ -165,8 +176,11 @@ def forward(
             mass_sum = tl.zeros([BLOCK_M], tl.float32)
             part_sum = tl.zeros([BLOCK_M], tl.float32)
             for n in range(0, end, BLOCK_N):
-                alive = _alive(valid_of, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
-                s = _scores(q, _load(keys_of, keys, kn, n, width, BLOCK_N, WIDTH), alive, scale)
+                if SHORT:
+                    alive, s = all_alive, all_scores
+                else:
+                    alive = _alive(valid_of, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+                    s = _scores(q, _load(keys_of, keys, kn, n, width, BLOCK_N, WIDTH), alive, scale)
                 mass, part = mass_of(s - centre[:, None], t[:, None], e, KIND)
                 mass_sum += tl.sum(mass, 1)
                 part_sum += tl.sum(part, 1)
@@ -183,8 +197,11 @@ def forward(
     least = tl.full([BLOCK_M], float("inf"), tl.float32)
     left = tl.full([BLOCK_M], float("-inf"), tl.float32)
     for n in range(0, end, BLOCK_N):
-        alive = _alive(valid_of, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
-        s = _scores(q, _load(keys_of, keys, kn, n, width, BLOCK_N, WIDTH), alive, scale)
+        if SHORT:
+            alive, s = all_alive, all_scores
+        else:
+            alive = _alive(valid_of, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+            s = _scores(q, _load(keys_of, keys, kn, n, width, BLOCK_N, WIDTH), alive, scale)
         d = s - centre[:, None]
         if KIND == TOPK:
             chosen = s >= t[:, None]
@@ -260,6 +277,31 @@ def _weights(s, alive, t, centre, total, e, KIND: tl.constexpr):
 
 
 @triton.jit
+def _of_alpha(d, gain, mass, part, t, e):
+    """What the gradient for alpha is made of, of a block of keys.
+
+    With l = log p, g = (e^(-e l) - 1 + e l) / e^2, and sums over the row H = -sum p l, M = sum p g, weights move with
+    alpha as `p (M - g - (H + e M) l - H m) / (1 + e H + e^2 M)`, with m = e g - l: proposition 1 of Correia et al. 2019
+    without its differences of near equals over e. part: over the row's total, like the mass.
+    """
+    once = tl.where(mass > 0.0, log_over_e(d, t[:, None], e), 0.0)  # log p
+    w = -e * once
+    series = mass * once * once * (1 / 2 + w * (1 / 6 + w * (1 / 24 + w * (1 / 120 + w / 720))))
+    twice = tl.where(tl.abs(w) < SMALL, series, (part - mass + e * mass * once) / (e * e))
+    once = mass * once
+    return (
+        tl.sum(gain * mass, 1), tl.sum(gain * once, 1), tl.sum(gain * twice, 1), tl.sum(once, 1), tl.sum(twice, 1)
+    )  # fmt: skip
+
+
+@triton.jit
+def _slope_of_alpha(gain_0, gain_1, gain_2, sum_1, sum_2, e):
+    """The gradient for alpha of each row."""
+    moved = sum_2 * (gain_0 - e * gain_1) - gain_2 * (1.0 - e * sum_1)
+    return moved / (1.0 + e * (e * sum_2 - sum_1))
+
+
+@triton.jit
 def backward_query(
     query, key, value, upstream, slope, mean, threshold, most, total, valid, excess, found, query_slope, alpha_slope,
     qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, sb, sh, sm, gb, gh, gm, valid_b,
@@ -268,11 +310,7 @@ def backward_query(
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one block of queries. slope: as forward left it; where it leaves none, the contexts. ROOM: as there.
-
-    LEARNED: also each row's gradient for alpha. With l = log p, g = (e^(-e l) - 1 + e l) / e^2, and sums over the row
-    H = -sum p l, M = sum p g, weights move with alpha as `p (M - g - (H + e M) l - H m) / (1 + e H + e^2 M)`, with
-    m = e g - l: proposition 1 of Correia et al. 2019 without its differences of near equals over e.
-    """
+    LEARNED: also each row's gradient for alpha."""
     blocks = tl.cdiv(queries, BLOCK_M)
     block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
@@ -309,16 +347,12 @@ def backward_query(
         if DROPOUT:
             gain = gain * _kept(drawn, first, n, keys, rate, BLOCK_M, BLOCK_N)
         if LEARNED:
-            once = tl.where(mass > 0.0, log_over_e(s - centre[:, None], t[:, None], e), 0.0)  # log p
-            w = -e * once
-            series = mass * once * once * (1 / 2 + w * (1 / 6 + w * (1 / 24 + w * (1 / 120 + w / 720))))
-            twice = tl.where(tl.abs(w) < SMALL, series, (part / shared[:, None] - mass + e * mass * once) / (e * e))
-            once = mass * once
-            gain_0 += tl.sum(gain * mass, 1)
-            gain_1 += tl.sum(gain * once, 1)
-            gain_2 += tl.sum(gain * twice, 1)
-            sum_1 += tl.sum(once, 1)
-            sum_2 += tl.sum(twice, 1)
+            sums = _of_alpha(s - centre[:, None], gain, mass, part / shared[:, None], t, e)
+            gain_0 += sums[0]
+            gain_1 += sums[1]
+            gain_2 += sums[2]
+            sum_1 += sums[3]
+            sum_2 += sums[4]
         changed = tl.where(part == 0.0, 0.0, part * (gain - middle[:, None]) * scale)
         of_query += tl.dot(changed.to(k.dtype), k, input_precision=PRECISION)
     column = tl.arange(0, WIDTH)
@@ -328,8 +362,7 @@ def backward_query(
         mask=there[:, None] & (column < width)[None, :],
     )  # fmt: skip
     if LEARNED:
-        moved = sum_2 * (gain_0 - e * gain_1) - gain_2 * (1.0 - e * sum_1)
-        tl.store(alpha_slope + place, moved / (1.0 + e * (e * sum_2 - sum_1)), mask=there)
+        tl.store(alpha_slope + place, _slope_of_alpha(gain_0, gain_1, gain_2, sum_1, sum_2, e), mask=there)
 
 
 @triton.jit
@@ -393,3 +426,61 @@ def backward_key(
         of_value += tl.load(of_values, mask=value_there, other=0.0)
     tl.store(of_keys, of_key.to(key_slope.dtype.element_ty), mask=key_there)
     tl.store(of_values, of_value.to(value_slope.dtype.element_ty), mask=value_there)
+
+
+@triton.jit
+def backward_short(
+    query, key, value, upstream, slope, mean, threshold, most, total, valid, excess,
+    query_slope, alpha_slope, key_slope, value_slope,
+    qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, sb, sh, sm, gb, gh, gm, cb, ch, cn, wb, wh, wn, valid_b,
+    heads, queries, keys, width, value_width, ahead, scale, seed, rate,
+    KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr, LEARNED: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """All gradients of one head whose keys are one block: scores and weights are computed once for them."""
+    bh = tl.program_id(0).to(tl.int64)
+    b, h = bh // heads, bh % heads
+    k = _load(key + b * kb + h * kh, keys, kn, 0, width, BLOCK_N, WIDTH)
+    v = _load(value + b * vb + h * vh, keys, vn, 0, value_width, BLOCK_N, VALUE_WIDTH)
+    e = tl.load(excess + h)
+    drawn = _drawn(seed, bh, DROPOUT)
+    of_key = tl.zeros([BLOCK_N, WIDTH], tl.float32)
+    of_value = tl.zeros([BLOCK_N, VALUE_WIDTH], tl.float32)
+    narrow, wide = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
+    for first in range(0, queries, BLOCK_M):
+        q = _load(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH)
+        up = _load(upstream + b * ob + h * oh, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH)
+        row = first + tl.arange(0, BLOCK_M)
+        place, rows = bh * queries + row, row < queries
+        t, centre, shared = _of_rows(threshold, most, total, place, rows)
+        middle = _mean(up, slope + b * sb + h * sh, sm, mean, row, place, rows, value_width, VALUE_WIDTH)
+        alive = _alive(valid + b * valid_b, queries, 0, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        s = _scores(q, k, alive, scale)
+        mass, part = _weights(s, alive, t, centre, shared, e, KIND)
+        gain = tl.dot(up, tl.trans(v), input_precision=PRECISION)
+        weight = mass
+        if DROPOUT:
+            kept = _kept(drawn, first, 0, keys, rate, BLOCK_M, BLOCK_N)
+            gain = gain * kept
+            weight = mass * kept
+        if LEARNED:
+            sums = _of_alpha(s - centre[:, None], gain, mass, part / shared[:, None], t, e)
+            moved = _slope_of_alpha(sums[0], sums[1], sums[2], sums[3], sums[4], e)
+            tl.store(alpha_slope + place, moved, mask=rows)
+        changed = tl.where(part == 0.0, 0.0, part * (gain - middle[:, None]) * scale)
+        of_query = tl.dot(changed.to(k.dtype), k, input_precision=PRECISION)
+        tl.store(
+            query_slope + b * gb + h * gh + row[:, None] * gm + narrow[None, :],
+            of_query.to(query_slope.dtype.element_ty), mask=rows[:, None] & (narrow < width)[None, :],
+        )  # fmt: skip
+        of_value += tl.dot(tl.trans(weight).to(up.dtype), up, input_precision=PRECISION)
+        of_key += tl.dot(tl.trans(changed).to(q.dtype), q, input_precision=PRECISION)
+    at = tl.arange(0, BLOCK_N)
+    tl.store(
+        key_slope + b * cb + h * ch + at[:, None] * cn + narrow[None, :], of_key.to(key_slope.dtype.element_ty),
+        mask=(at < keys)[:, None] & (narrow < width)[None, :],
+    )  # fmt: skip
+    tl.store(
+        value_slope + b * wb + h * wh + at[:, None] * wn + wide[None, :], of_value.to(value_slope.dtype.element_ty),
+        mask=(at < keys)[:, None] & (wide < value_width)[None, :],
+    )  # fmt: skip

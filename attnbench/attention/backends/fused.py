@@ -31,6 +31,8 @@ _ALL = 1 << 30
 """More keys than there are: top-k is softmax."""
 LONG: dict[FusedKind, int] = {"topk": 512, "sparsemax": 512, "entmax15": 1024}
 """The fewest keys that are listed, by kind; an alpha nearer to 1 leaves more weights than lists pay for."""
+_TURNS = 4
+"""Blocks of queries that one program goes through, at most, where the keys are one block."""
 FEWEST = 64
 """The fewest queries for which keys are listed."""
 _ROOM: dict[FusedKind, int] = {"topk": 64, "sparsemax": 64, "entmax15": 128}
@@ -166,6 +168,7 @@ class _Attention(torch.autograd.Function):
                 query, keys, values, out, slope, threshold, most, total, mask, excess, listed.found,
                 *q, *k, *v, *o, mask.stride(0), *size, query.shape[3], width, ahead,
                 given.scale, given.k, seed, given.dropout, **{**where, **how, **sizes}, ROOM=given.room,
+                SHORT=keys.shape[2] <= sizes["BLOCK_N"] and not given.room,
             )  # fmt: skip
         ctx.given = given
         ctx.save_for_backward(query, keys, values, excess, mask, seed, out, slope, threshold, most, total, *listed)
@@ -200,7 +203,16 @@ class _Attention(torch.autograd.Function):
         kept = (threshold, most, total)
         module = kernels()
         assert module is not None
-        if out.numel() and keys.shape[2]:
+        if not out.numel() or not keys.shape[2]:
+            for each in (of_query, of_both, *((of_excess,) if learned else ())):
+                each.zero_()
+        elif keys.shape[2] <= sizes["BLOCK_N"] and rows <= _TURNS * sizes["BLOCK_M"] and not given.room:
+            module.dense.backward_short[(batch * heads,)](
+                *read, through, mean, *kept, mask, excess, of_query, of_excess, of_keys, of_values,
+                *q, *k, *v, *u, *s, *gq, *gk, *gv, mask.stride(0), *size, ahead, given.scale, seed, given.dropout,
+                CAUSAL=given.causal, VALID=ctx.masked, LEARNED=learned, **how, **sizes,
+            )  # fmt: skip
+        else:
             if given.room:
                 second = _listed_sizes(query, values, given)[1]
                 module.listed.spread[_grid(rows, second["BLOCK_M"], batch * heads)](
@@ -218,9 +230,6 @@ class _Attention(torch.autograd.Function):
                 *q, *k, *v, *u, *gk, *gv, mask.stride(0), *size, ahead, given.scale, seed, given.dropout,
                 **how, **where, **sizes,
             )  # fmt: skip
-        else:
-            for each in (of_query, of_both, *((of_excess,) if learned else ())):
-                each.zero_()
         slopes = _parts(of_both.to(keys.dtype), keys, values)
         return of_query, *slopes, of_excess.sum((0, 2)) if learned else None, None, None, None
 
@@ -268,11 +277,13 @@ def _sizes(query: Tensor, keys: Tensor, values: Tensor, *, backward: bool = Fals
     exact = query.dtype == torch.float32
     wide = max(width, value_width) > 64
     block = 32 if exact and (wide or backward) else 64
-    fitting = max(16, 1 << (query.shape[2] - 1).bit_length())  # one query, as in a step of decoding, has a small tile
+    # one query, as in a step of decoding, has a small tile, and so have short sentences
+    rows, columns = (min(block, max(16, 1 << (each.shape[2] - 1).bit_length())) for each in (query, keys))
     sizes = {
-        "BLOCK_M": min(block, fitting),
-        "BLOCK_N": block,
+        "BLOCK_M": rows,
+        "BLOCK_N": columns,
         "WIDTH": width,
         "VALUE_WIDTH": value_width,
     }
-    return sizes if interpreted() else {**sizes, "num_warps": 8 if wide and not exact else 4, "num_stages": 2}
+    warps = 8 if wide and not exact and rows * columns > 1 << 10 else 4
+    return sizes if interpreted() else {**sizes, "num_warps": warps, "num_stages": 2}

@@ -481,3 +481,44 @@ def test_memories_may_lie_anyhow():
     turned = keys.mT.contiguous().mT
     torch.testing.assert_close(fused.attend(query, turned, cache[:, :, :6], Fused("entmax15"), scale=0.5), wanted)
     assert Memory(keys, values).valid is None
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("queries", "keys"), [(9, 20), (40, 33), (70, 16)])
+def test_short_rows_are_computed_in_one_go(name, causal, queries, keys, monkeypatch):
+    called = []
+    short = fused.kernels().dense.backward_short
+    monkeypatch.setattr(fused.kernels().dense, "backward_short", Watched(short, called))
+    valid = torch.ones(2, keys, dtype=torch.bool)
+    valid[0, keys - 7 :] = False
+    half = given((2, 2, queries, keys, 24, 40))
+    found, wanted = both(name, half, valid=valid, causal=causal and queries <= keys)
+    close(found, wanted)
+    assert called == ([True] if keys <= 32 else [])  # in float32 a block of keys is 32
+
+
+class Watched:
+    """A kernel, and a note of each time that it is run."""
+
+    def __init__(self, kernel, called):
+        self.kernel, self.called = kernel, called
+
+    def __getitem__(self, grid):
+        self.called.append(True)
+        return self.kernel[grid]
+
+
+@pytest.mark.parametrize("queries", [20, 80])
+def test_an_alpha_that_is_learned_has_its_gradient_from_short_rows(queries):
+    states, scale = given((2, 3, queries, 20, 24, 40)), 0.5
+    upstream = torch.randn(2, 3, queries, 40, generator=drawing(9))
+    raw = torch.linspace(-2, 1.5, 3).requires_grad_()
+    learned = build_transform("entmax", alpha="learned", heads=3).to(DEVICE)
+    with torch.no_grad():
+        learned.raw.copy_(raw)
+    found = fused.attend(*states, Fused("entmax", excess=torch.sigmoid(raw).view(-1, 1, 1)), scale=scale)
+    wanted = learned(states[0] @ states[1].mT * scale) @ states[2]
+    mine = torch.autograd.grad(found, [*states, raw], upstream)
+    theirs = torch.autograd.grad(wanted, [*states, learned.raw], upstream)
+    close([found.detach(), *mine], [wanted.detach(), *theirs], 2e-4)

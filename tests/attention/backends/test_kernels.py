@@ -25,7 +25,7 @@ WHOLE = {"slope", "threshold", "most", "total", "excess", "mean", "alpha_slope",
 NUMBERS = {"found", "crowded", "lists"}
 FIXED = {"CAUSAL": True, "VALID": True, "DROPOUT": True, "GRADIENT": True, "LEARNED": True, "WIDTH": 64,
          "VALUE_WIDTH": 64, "ROOM": 64, "PLAIN": False, "UNROLL": 4,
-         "KEEP": True, "ALL": False}
+         "KEEP": True, "ALL": False, "SHORT": False}
 WIDE = {"WIDTH": 128, "VALUE_WIDTH": 128, "BLOCK_M": 32}
 POINTERS = {
     "valid": "*u8", "keep": "*u8", "seed": "*i64", **dict.fromkeys(WHOLE, "*fp32"), **dict.fromkeys(NUMBERS, "*i32")
@@ -44,8 +44,12 @@ def build(kernel, half="*bf16", **fixed):
     print(kernel.__name__, len(made.asm["cubin"]), made.metadata.shared)
 """
 _BLOCKS = """
-for kernel in (_kernels.forward, _kernels.backward_query, _kernels.backward_key):
+for kernel in (_kernels.forward, _kernels.backward_query, _kernels.backward_key, _kernels.backward_short):
     build(kernel, KIND={kind}, {sizes})
+"""
+_SHORT = """
+build(_kernels.forward, KIND={kind}, SHORT=True, ROOM=0, BLOCK_M=64, BLOCK_N=64, WIDTH=128, VALUE_WIDTH=128)
+build(_kernels.backward_short, KIND={kind}, BLOCK_M=64, BLOCK_N=64, WIDTH=128, VALUE_WIDTH=128)
 """
 _AS_SHIPPED, _SMALL = "BLOCK_M=64, BLOCK_N=64", "BLOCK_M=16, BLOCK_N=16, WIDTH=16, VALUE_WIDTH=16"
 _LISTS = """
@@ -64,17 +68,17 @@ for kernel in (_row_kernels.weigh, _row_kernels.vjp):
     build(kernel, "*fp32", KIND={kind}, ROWS={rows}, BLOCK={block}, LEARNED={kind} == 3)
 """
 
-_OF_BLOCKS, _OF_LISTS = ["forward", "backward_query", "backward_key"], ["choose", "mix", "spread"]
-_OF_ROWS = ["weigh", "vjp"]
+_OF_BLOCKS, _OF_LISTS = ["forward", "backward_query", "backward_key", "backward_short"], ["choose", "mix", "spread"]
+_OF_ROWS, _OF_SHORT = ["weigh", "vjp"], ["forward", "backward_short"]
 
 
 def test_the_kernels_compile_for_a_gpu(tmp_path):
     calls = [
         _BLOCKS.format(kind=0, sizes=_AS_SHIPPED), _LISTS.format(kind=0), _IN_FLOAT32.format(kind=0),
-        _BLOCKS.format(kind=3, sizes=_SMALL), _LISTS.format(kind=2),
+        _BLOCKS.format(kind=3, sizes=_SMALL), _LISTS.format(kind=2), _SHORT.format(kind=0), _SHORT.format(kind=3),
         *(_ROWS.format(kind=kind, rows=32, block=32) for kind in range(4)), _ROWS.format(kind=3, rows=1, block=4096),
     ]  # fmt: skip
-    wanted = [*_OF_BLOCKS, *_OF_LISTS, "choose", "forward", *_OF_BLOCKS, *_OF_LISTS, *_OF_ROWS * 5]
+    wanted = [*_OF_BLOCKS, *_OF_LISTS, "choose", "forward", *_OF_BLOCKS, *_OF_LISTS, *_OF_SHORT * 2, *_OF_ROWS * 5]
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", _BUILD + "".join(calls)]  # one process, which imports once
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
