@@ -86,7 +86,7 @@ def transforms_sections(plan: Plan) -> Iterator[list[Section]]:
     transforms = Section(_TRANSFORMS, (ops.BASELINE,), [], limit="copies of the scores")
     for shape in _shapes(plan):  # one shape at a time: what its cases hold is let go before the next
         cases = list(ops.transform_cases((shape,), device, plan.peers))
-        transforms.timings.extend(plan.time(cases, copies(torch.zeros(shape, device=device))))
+        transforms.timings.extend(plan.time(cases, copies(torch.zeros(shape, device=device)), replay=True))
         yield [transforms]
 
 
