@@ -143,6 +143,12 @@ def test_recorded_gradients_are_those_that_are_computed(attention: str, precisio
     compare(recorded, computed, model, 1e-5 if precision == "fp32" else 1e-2)
 
 
+@pytest.mark.parametrize("pattern", ["random", "bigbird"])
+def test_recorded_gradients_of_patterns_that_draw_are_those_that_are_computed(pattern: str):
+    attention = {"default": {"pattern": pattern, "budget": 4}, **steps.DENSE_CROSS}
+    compare(*recorded_and_computed(attention, "fp32"), 1e-5)
+
+
 RECURRENT: dict[str, Any] = {
     "lstm": {"layers": 2},
     "lstm, fed": {"layers": 1, "bidirectional": True, "input_feeding": "attentional"},

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -52,6 +53,12 @@ class Scored(nn.Module):
         self.keeps_history = self.spends or self.coverage is not None
         self.dense_in_eval = site.sparsify == "train"
         self.dropout = Dropout(dropout)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        if self.pattern.drawn and self.draw.is_cuda:  # it is read as a number, for which nobody shall wait
+            self.draw = self.draw.cpu()
+        return self
 
     def _allowed(self, memory: Memory, positions: Positions) -> Bool[Tensor, "#B #H #Q K"] | None:
         allowed = None if memory.valid is None else memory.valid[:, None, None, :]
