@@ -118,10 +118,7 @@ class PairTask(ABC):
         return int(batch.target_valid.sum())
 
     def loss(self, model: Seq2SeqModel, batch: Batch, smoothing: float) -> Loss:
-        rows = None
-        if batch.target_valid.device.type == "cpu":  # padding never reaches the vocabulary, where it can be told
-            rows = batch.target_valid.flatten().nonzero()[:, 0]
-        batch, rows = to_device((batch, rows), next(model.parameters()).device)
+        batch, rows = to_device((batch, _without_padding(batch)), next(model.parameters()).device)
         memory = model.encode(source_of(batch))
         hidden = model.decode(memory, batch.target_in, valid=batch.target_valid).hidden.flatten(0, 1)
         if rows is None:
@@ -243,6 +240,13 @@ def to_device(tree: X, device: torch.device) -> X:
         return tensor.to(device)
 
     return map_batch(move, tree)
+
+
+def _without_padding(batch: Batch) -> torch.Tensor | None:
+    """The places that hold target tokens, so that padding never reaches the vocabulary; None where they cannot be told
+    without waiting."""
+    valid = batch.target_valid
+    return valid.flatten().nonzero()[:, 0] if valid.device.type == "cpu" else None
 
 
 def _lessons(aligned: Data) -> tuple[list[Source], list[Source]]:

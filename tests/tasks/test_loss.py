@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import math
 
 import pytest
@@ -237,3 +238,25 @@ def test_a_second_derivative_is_refused():
     loss, _ = smoothed_cross_entropy(logits, target, 0.1)
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(loss, logits, create_graph=True)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_are_ignored_count_nothing_and_move_nothing(compiled, dtype):
+    logits, target = case(40, 30, dtype=dtype)
+    ignored = torch.arange(40) % 3 == 0
+    with torch.no_grad():
+        logits[0] = math.nan
+    given = target.masked_fill(ignored, module.IGNORED)
+    with contextlib.nullcontext() if compiled else native.off():
+        loss, nll = smoothed_cross_entropy(logits, given, 0.1)
+        loss.backward()
+    found, logits.grad = logits.grad, None
+    wanted = smoothed_cross_entropy(logits[~ignored], target[~ignored], 0.1)
+    wanted[0].backward()
+    assert torch.allclose(loss, wanted[0], rtol=1e-5)
+    assert torch.allclose(nll, wanted[1], rtol=1e-5)
+    assert found is not None
+    assert logits.grad is not None
+    assert torch.allclose(found[~ignored], logits.grad[~ignored], rtol=1e-2, atol=1e-6)
+    assert not found[ignored].any()

@@ -11,6 +11,7 @@ import torch
 
 from attnbench.core.tree import map_batch
 from attnbench.data.base import BOS, EOS, PAD, Batch
+from attnbench.tasks import pairs
 from attnbench.tasks.base import tasks
 from attnbench.train.recorded import accumulator
 from attnbench.train.runtime import Runtime
@@ -46,6 +47,21 @@ def a_batch() -> Batch:
     out, valid = side(9)
     shifted = torch.cat([torch.full((33, 1), BOS), out[:, :-1]], 1).masked_fill(~valid, PAD)
     return Batch(source, source_valid, shifted, out, valid, torch.arange(33))
+
+
+@laws.EACH
+def test_padding_that_cannot_be_left_out_adds_nothing(raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    task: Any = tasks.parse({"kind": "copying", "dataset": "copy"}).bind()
+    model, batch = laws.build(raw).eval(), a_batch()
+    batch.target_valid[3], batch.source_valid[3] = False, False  # a row that was added
+    found = []
+    for way in (pairs._without_padding, lambda batch: None):
+        monkeypatch.setattr(pairs, "_without_padding", way)
+        model.zero_grad()
+        totals = gradients(task, model, batch, task.count(batch), 0.1, CPU)
+        found.append([totals, *(each.grad.clone() for each in model.parameters() if each.grad is not None)])
+    for mine, theirs in zip(*found, strict=True):
+        laws.close(mine, theirs, 1e-9)
 
 
 @laws.EACH

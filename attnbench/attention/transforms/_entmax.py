@@ -146,7 +146,6 @@ class LearnedEntmaxFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, excess: Tensor, valid: Tensor | None) -> Tensor:
-        nearly = excess <= SOFTMAX_BELOW
         ctx.engine = engine(scores)
         if ctx.engine is _rows and not bool((excess > SOFTMAX_BELOW).all()):  # NaN is not above it
             ctx.engine = None
@@ -154,6 +153,7 @@ class LearnedEntmaxFunction(torch.autograd.Function):
             weights = ctx.engine.weigh(scores, valid, Fused("entmax", excess=excess))
             ctx.save_for_backward(weights, excess)
             return weights
+        nearly = excess <= SOFTMAX_BELOW
         masked = mask(scores, valid)
         dense = softmax.weigh(masked.clone()) if bool(nearly.any()) else None
         weights = weigh(masked, excess.clamp_min(SOFTMAX_BELOW))
