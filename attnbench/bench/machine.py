@@ -9,8 +9,10 @@ import torch
 
 from attnbench.bench.timer import Yardstick, seconds
 from attnbench.core import native, packed, processor
+from attnbench.core.kernels import compiles
 from attnbench.train.machine import facts
 from attnbench.train.onednn import relative_error, use_onednn_float32
+from attnbench.train.recorded import records
 from attnbench.train.runtime import Runtime, keep_freed_memory, multiplies_bfloat16
 
 _SIDE = {"cpu": 1024, "cuda": 8192}
@@ -42,10 +44,13 @@ class Choice(NamedTuple):
 
 
 def set_up(runtime: Runtime) -> list[Choice]:
-    """Make the choices that every training makes, and time what they give, on a processor."""
+    """Make the choices that every training makes, and time what they give on a processor."""
     device, searched = runtime.device, {"fp32": "float32", "bf16": "bfloat16"}[runtime.precision]
     if device.type != "cpu":
-        return []
+        return [
+            Choice("transforms and attention", "Triton's kernels" if compiles(device) else "torch operations"),
+            Choice("updates", "recorded as CUDA graphs" if records(runtime) else "computed as they come"),
+        ]
     left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
     before = _fastest(lambda: left @ right, device)
     sent = use_onednn_float32()

@@ -8,6 +8,7 @@ import torch
 
 from attnbench.core import native, packed, processor
 from attnbench.train.onednn import onednn_in_use
+from attnbench.train.recorded import records
 from attnbench.train.runtime import Runtime
 
 
@@ -24,4 +25,5 @@ def facts(runtime: Runtime) -> dict[str, Any]:
         "searches": packed.chosen(runtime.product_type)[0] if device.type == "cpu" else None,
         "searches_int8": packed.chosen(torch.int8)[0] if device.type == "cpu" else None,
         "compiled": native.engine(),
+        "updates": "recorded" if records(runtime) else None,
     }

@@ -35,12 +35,17 @@ Accumulate = Callable[[list[Any]], tuple[Float[Tensor, "2"], int]]
 """`accumulate` of some batches."""
 
 
+def records(runtime: Runtime) -> bool:
+    """Whether updates are recorded there, of models that do not wait for the GPU."""
+    return runtime.device.type == "cuda" and os.environ.get(SWITCH) != "0"
+
+
 def accumulator(task: Task, model: nn.Module, smoothing: float, runtime: Runtime) -> Accumulate:
     """`accumulate` for the updates of one training, from records on a GPU, unless the model waits for it in an update.
 
     Its gradients are then the same tensors in every update.
     """
-    if runtime.device.type != "cuda" or os.environ.get(SWITCH) == "0":
+    if not records(runtime):
         return lambda batches: accumulate(task, model, batches, smoothing, runtime)
     return _Recorded(task, model, smoothing, runtime)
 

@@ -13,7 +13,7 @@ from attnbench.core.tree import map_batch
 from attnbench.data.base import BOS, EOS, PAD, Batch
 from attnbench.tasks import pairs
 from attnbench.tasks.base import tasks
-from attnbench.train.recorded import accumulator
+from attnbench.train.recorded import accumulator, records
 from attnbench.train.runtime import Runtime
 from attnbench.train.step import gradients
 
@@ -93,3 +93,11 @@ def test_on_a_processor_nothing_is_recorded(toys: Any):
 def test_a_processor_does_not_look_at_the_switch(name: str, monkeypatch: pytest.MonkeyPatch, toys: Any):
     monkeypatch.setenv("ATTNBENCH_GRAPHS", name)
     test_on_a_processor_nothing_is_recorded(toys)
+
+
+def test_who_records_is_said(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("ATTNBENCH_GRAPHS", raising=False)
+    gpu = Runtime(torch.device("cuda"))
+    assert (records(CPU), records(gpu)) == (False, True)
+    monkeypatch.setenv("ATTNBENCH_GRAPHS", "0")
+    assert not records(gpu)
