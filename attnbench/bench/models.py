@@ -27,7 +27,7 @@ from attnbench.search.base import Hypothesis, SpecialIds, searches
 from attnbench.tasks.base import Task, tasks
 from attnbench.tasks.pairs import NO_TOKEN, source_of
 from attnbench.train.optim import AdamSpec
-from attnbench.train.recorded import Accumulate, accumulator
+from attnbench.train.recorded import Accumulate, accumulator, records
 from attnbench.train.runtime import Runtime
 from attnbench.train.step import accumulate, clip
 
@@ -135,10 +135,8 @@ def training(size: str, transform: str, count: int, runtime: Runtime) -> Case:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
-    gradients_of = accumulator(bound, model, SMOOTHING, runtime)
-    if runtime.device.type == "cuda":  # what is timed comes after the first two batches of a shape
-        update(gradients_of)
-        update(gradients_of)
+    recording = records(runtime)
+    gradients_of = accumulator(bound, model, SMOOTHING, runtime, _pool() if recording else None)
 
     def check() -> float:
         return _off_definition(bound, model, given[0], runtime)
@@ -148,7 +146,15 @@ def training(size: str, transform: str, count: int, runtime: Runtime) -> Case:
     def cost() -> float:
         return operations(lambda: update(lambda some: accumulate(bound, model, some, SMOOTHING, runtime)))
 
-    return Case(size, transform, lambda: update(gradients_of), tokens, check, cost)
+    run = lambda: update(gradients_of)  # noqa: E731
+    # the second batch of a shape is recorded, and that is not what is timed
+    return Case(size, transform, run, tokens, check, cost, settle=1 if recording else 0)
+
+
+@functools.cache
+def _pool() -> Any:
+    """Memory for the records of all models, which are played in turns."""
+    return torch.cuda.graph_pool_handle()
 
 
 def _off_definition(bound: Task, model: Seq2SeqModel, batch: Batch, runtime: Runtime) -> float:

@@ -17,7 +17,7 @@ import torch
 from attnbench.bench.timer import Case, Timing
 from attnbench.core.errors import AttnbenchError
 from attnbench.train.onednn import use_onednn_float32
-from attnbench.train.runtime import keep_freed_memory, use_threads
+from attnbench.train.runtime import keep_freed_memory, use_device, use_threads
 
 _PATIENCE = 10
 """Seconds that a process has to end by itself."""
@@ -103,8 +103,7 @@ def with_peaks(timings: list[Timing], recipes: list[Recipe], threads: int, devic
 
 def _serve(pipe: Connection, recipe: Recipe, threads: int, device: torch.device) -> None:
     try:
-        if device.index is not None:
-            torch.cuda.set_device(device)  # whose work is waited for, and whose memory is counted
+        use_device(device)
         use_threads(threads)
         if not recipe.shipped:
             use_onednn_float32()

@@ -22,7 +22,7 @@ from attnbench.core.errors import MissingExtraError, SpecError
 from attnbench.core.files import write_atomic
 from attnbench.core.spec import unknown
 from attnbench.core.version import version
-from attnbench.train.runtime import choose_device, choose_runtime, use_threads
+from attnbench.train.runtime import choose_device, choose_runtime, use_device, use_threads
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -153,9 +153,7 @@ def _place(device: str | None) -> torch.device:
     place = choose_device(device)
     if place.type not in ("cpu", "cuda"):
         raise SpecError(f"--device {device}: speed is measured on cpu and cuda; name one of them")
-    if place.type == "cuda" and place.index is not None:
-        torch.cuda.set_device(place)  # whose events and streams are meant
-    return place
+    return use_device(place)
 
 
 def _require_use(what: Sequence[str], place: torch.device, peers: Sequence[Peer], sizes: Sequence[str]) -> None:

@@ -26,7 +26,7 @@ class Case(NamedTuple):
     work: what one call does, in the unit of its section (tokens; 1 where calls are counted). check: gives the largest
     difference from the definition. cost: what a call does, in the unit of the yardstick, or cannot do without where
     that is known; asked for after the first call. coarse: it rounds to 8 bits, where a last digit of float32 decides
-    between steps.
+    between steps. settle: calls after the first that are not timed either.
     """
 
     group: str
@@ -36,6 +36,7 @@ class Case(NamedTuple):
     check: Callable[[], float] | None = None
     cost: Callable[[], float] | None = None
     coarse: bool = False
+    settle: int = 0
 
 
 class Yardstick(NamedTuple):
@@ -87,6 +88,9 @@ def measure(
     Raises AttnbenchError for a case that does not give what its definition gives: none of these is timed then.
     """
     firsts = [seconds(case.run, 1, device) for case in cases]
+    for case in cases:
+        for _ in range(case.settle):
+            case.run()
     errors = [None if case.check is None else case.check() for case in cases]
     for case, error in zip(cases, errors, strict=True):
         limit = TOLERANCE * (10 if loose or case.coarse else 1)

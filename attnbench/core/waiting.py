@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+REFUSED = "this waits for the GPU, or draws what a record cannot"
 _forbidden: ContextVar[bool] = ContextVar("attnbench-waiting", default=False)
 
 
@@ -21,3 +22,9 @@ def forbid() -> Iterator[None]:
 
 def forbidden() -> bool:
     return _forbidden.get()
+
+
+def refuse() -> None:
+    """Raise RuntimeError where waiting is forbidden: there is no other way."""
+    if forbidden():
+        raise RuntimeError(REFUSED)

@@ -22,7 +22,7 @@ from attnbench.experiment.pipeline import RUN_AGAIN, build_model, require_prepar
 from attnbench.experiment.spec import CellSpec
 from attnbench.tasks.base import EVAL_TOKENS, Metrics, Task
 from attnbench.train.onednn import use_onednn_float32
-from attnbench.train.runtime import choose_device, keep_freed_memory
+from attnbench.train.runtime import choose_device, keep_freed_memory, use_device
 from attnbench.train.state import OtherModelError, checkpoint_steps, load_average, load_weights, weights_path
 
 
@@ -65,7 +65,7 @@ def load_trained(
     require_same_data(folder, at)
     keep_freed_memory()
     use_onednn_float32()
-    model = build_model(spec).to(choose_device(device))
+    model = build_model(spec).to(use_device(choose_device(device)))
     try:
         steps = _load(model, folder / "checkpoints", spec, step, again=averaged)
     except OtherModelError:

@@ -29,7 +29,7 @@ from attnbench.search.greedy import GreedySpec
 from attnbench.tasks.base import EVAL_TOKENS, Metrics, Task
 from attnbench.train.loop import TrainingOutcome, train
 from attnbench.train.onednn import use_onednn_float32
-from attnbench.train.runtime import choose_device, choose_runtime, keep_freed_memory, use_threads
+from attnbench.train.runtime import choose_device, choose_runtime, keep_freed_memory, use_device, use_threads
 from attnbench.train.spec import TrainSpec
 from attnbench.train.state import TrainState, checkpoint_steps, load_average, load_weights, weights_path
 
@@ -98,7 +98,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     """
     started = time.perf_counter()
     spec = cell.spec
-    device = choose_device(place.device)
+    device = use_device(choose_device(place.device))
     use_threads(place.threads)
     keep_freed_memory()
     use_onednn_float32()

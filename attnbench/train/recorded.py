@@ -10,8 +10,8 @@ import gc
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float
@@ -35,126 +35,212 @@ Accumulate = Callable[[list[Any]], tuple[Float[Tensor, "2"], int]]
 """`accumulate` of some batches."""
 
 
+class Tape(Protocol):
+    """What records: the GPU, or a stand-in."""
+
+    def waits(self, run: Callable[[], object]) -> bool:
+        """Whether a call waits for the device; it ends where it would."""
+        ...
+
+    def record(self, run: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+        """The call as one that can be played, and what it returns, which each play writes anew; nothing is done yet."""
+        ...
+
+
 def records(runtime: Runtime) -> bool:
     """Whether updates are recorded there, of models that do not wait for the GPU."""
     return runtime.device.type == "cuda" and os.environ.get(SWITCH) != "0"
 
 
-def accumulator(task: Task, model: nn.Module, smoothing: float, runtime: Runtime) -> Accumulate:
+def accumulator(task: Task, model: nn.Module, smoothing: float, runtime: Runtime, pool: Any = None) -> Accumulate:
     """`accumulate` for the updates of one training, from records on a GPU, unless the model waits for it in an update.
 
-    Its gradients are then the same tensors in every update.
+    Its gradients are then the same tensors in every update. pool: of memory, that records of other models may share,
+    which are never played at the same time.
     """
     if not records(runtime):
         return lambda batches: accumulate(task, model, batches, smoothing, runtime)
-    return _Recorded(task, model, smoothing, runtime)
+    return Recorded(task, model, smoothing, runtime, GpuTape(runtime.device, pool))
 
 
-class _Graph(NamedTuple):
-    """A record, and the tensors that it reads and writes."""
+class _Record(NamedTuple):
+    """What can be played, and the tensors that it reads and writes."""
 
-    graph: torch.cuda.CUDAGraph
+    play: Callable[[], object]
     batch: Any
     tokens: Tensor
     totals: Float[Tensor, "2"]
 
-    def play(self, batch: Any, tokens: int) -> Float[Tensor, "2"]:
-        for held, new in zip(_tensors(self.batch), _tensors(batch), strict=True):
-            held.copy_(new.pin_memory(), non_blocking=True)
-        self.tokens.fill_(tokens)
-        self.graph.replay()
-        return self.totals.clone()  # another record may write there
+
+class _WaitsError(Exception):
+    """A batch of a shape that is computed otherwise from now on."""
 
 
-class _Recorded:
-    """The first batch of a shape is computed as it comes, so that all is compiled and kept that is for such a shape;
-    with the second it is recorded."""
+class Recorded:
+    """Gradients of batches whose shapes come again and again.
 
-    def __init__(self, task: Task, model: nn.Module, smoothing: float, runtime: Runtime) -> None:
+    The first batch of a shape is computed as it comes, so that all is compiled and kept that is for such a shape; with
+    the second it is recorded. A shape that waits for the GPU, or that there is no memory to record, is always computed.
+    """
+
+    def __init__(self, task: Task, model: nn.Module, smoothing: float, runtime: Runtime, tape: Tape) -> None:
         self._task, self._model, self._smoothing, self._runtime = task, model, smoothing, runtime
-        self._pool: Any = None
-        self._beside: Any = None
-        self._met: set[Any] = set()
-        self._graphs: dict[Any, _Graph] = {}
+        self._tape: Tape | None = tape
+        self._waited: dict[Any, int] = {}
+        self._tried: set[Any] = set()
+        self._plain: set[Any] = set()
+        self._records: dict[Any, _Record] = {}
         self._slopes: dict[nn.Parameter, Tensor] = {}
-        self._serves: bool | None = None
 
     def __call__(self, batches: list[Any]) -> tuple[Float[Tensor, "2"], int]:
-        if self._serves is None:
-            self._serves = not self._waits(batches[0])
-        if not self._serves:
-            return accumulate(self._task, self._model, batches, self._smoothing, self._runtime)
         tokens = sum(self._task.count(batch) for batch in batches)
+        while self._tape is not None:
+            self._begin()
+            try:
+                totals = [self._of(self._task.rounded(self._model, batch), tokens) for batch in batches]
+            except _WaitsError:
+                self._adopt()  # what was computed so far is let go
+            except torch.cuda.OutOfMemoryError:
+                if not self._records:
+                    raise
+                self._stop("the GPU's memory is full, so that updates are not recorded from here on")
+            else:
+                self._adopt()
+                return torch.stack(totals).sum(0), tokens
+        self._begin()
+        return accumulate(self._task, self._model, batches, self._smoothing, self._runtime)
+
+    def _begin(self) -> None:
+        """Gradients of 0, in the tensors that records add to."""
         for parameter, slope in self._slopes.items():
             parameter.grad = slope
         if self._slopes:
             torch._foreach_zero_(list(self._slopes.values()))  # pyright: ignore[reportPrivateImportUsage]
-        totals = [self._of(self._task.rounded(self._model, batch), tokens) for batch in batches]
-        return torch.stack(totals).sum(0), tokens
+
+    def _adopt(self) -> None:
+        """Gradients that came up are those of all updates from now on."""
+        for parameter in self._model.parameters():
+            if parameter.grad is not None:
+                self._slopes.setdefault(parameter, parameter.grad)
+
+    def _stop(self, why: str) -> None:
+        log.warning(why)
+        self._adopt()
+        self._tape = None
+        self._records.clear()
+        torch.cuda.empty_cache()
 
     def _of(self, batch: Any, tokens: int) -> Float[Tensor, "2"]:
         shape = tuple(tensor.shape for tensor in _tensors(batch))
-        if shape not in self._graphs:
-            if shape not in self._met or len(self._graphs) >= MOST:
-                self._met.add(shape)
-                return self._computed(self._moved(batch), tokens)
-            self._graphs[shape] = self._record(self._moved(batch))
-        return self._graphs[shape].play(batch, tokens)
+        record = self._records.get(shape)
+        if record is None and shape in self._tried and shape not in self._plain:
+            record = self._recorded(shape, batch)
+        if record is not None:
+            return _played(record, batch, tokens)
+        if shape in self._plain:
+            return self._computed(self._moved(batch), tokens)
+        return self._tested(shape, batch, tokens)
+
+    def _tested(self, shape: Any, batch: Any, tokens: int) -> Float[Tensor, "2"]:
+        """Of the first batch of a shape. Raises _WaitsError where it waits for the GPU, which a record cannot."""
+        held, found = self._moved(batch), []
+
+        def run() -> None:
+            with waiting.forbid():
+                found.append(self._computed(held, tokens))
+
+        assert self._tape is not None  # or nothing would be tested
+        if not self._tape.waits(run):
+            self._tried.add(shape)
+            return found[0]
+        before = self._waited.get(shape, 0)
+        self._waited[shape] = before + 1
+        if before:  # the first time something may have been compiled
+            self._plain.add(shape)
+            if not self._tried:
+                log.info("updates of this model wait for the GPU, so that they are not recorded")
+                self._adopt()
+                self._tape = None
+        raise _WaitsError
+
+    def _recorded(self, shape: Any, batch: Any) -> _Record | None:
+        """The shape's record; None where there are records or memory enough for no more."""
+        held, tokens = self._moved(batch), torch.ones((), device=self._runtime.device)
+
+        def run() -> Tensor:
+            with waiting.forbid():
+                return self._computed(held, tokens)
+
+        self._plain.add(shape)
+        if len(self._records) >= MOST or self._tape is None:
+            return None
+        try:
+            play, totals = self._tape.record(run)
+        except torch.cuda.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return None
+        except RuntimeError as error:
+            raise AttnbenchError(
+                f"this model's update cannot be recorded on the GPU ({_line(error)}); set {SWITCH}=0 in the "
+                "environment and run again"
+            ) from error
+        self._plain.remove(shape)
+        self._records[shape] = _Record(play, held, tokens, totals)
+        return self._records[shape]
 
     def _computed(self, batch: Any, tokens: int | Tensor) -> Float[Tensor, "2"]:
-        with waiting.forbid():
-            totals = gradients(self._task, self._model, batch, tokens, self._smoothing, self._runtime)
-        if not self._slopes:
-            self._slopes = {each: each.grad for each in self._model.parameters() if each.grad is not None}
-        return totals
-
-    def _record(self, batch: Any) -> _Graph:
-        tokens = torch.ones((), device=self._runtime.device)
-        if self._pool is None:
-            self._pool, self._beside = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with _recording(graph, self._pool, self._beside):
-                totals = self._computed(batch, tokens)
-        except RuntimeError as error:  # after it torch's generator may not be what it was
-            raise AttnbenchError(
-                f"this model's update cannot be recorded on the GPU ({str(error).splitlines()[0]}); "
-                f"set {SWITCH}=0 in the environment and run again"
-            ) from error
-        return _Graph(graph, batch, tokens, totals)
+        return gradients(self._task, self._model, batch, tokens, self._smoothing, self._runtime)
 
     def _moved(self, batch: Any) -> Any:
-        return map_batch(lambda tensor: tensor.to(self._runtime.device), batch)
+        return map_batch(lambda tensor: tensor.to(self._runtime.device, copy=True), batch)
 
-    def _waits(self, batch: Any) -> bool:
-        """Whether an update waits for the GPU, which a record cannot; the gradients are let go."""
-        batch = self._moved(self._task.rounded(self._model, batch))
 
-        def compute() -> None:
-            with waiting.forbid():
-                gradients(self._task, self._model, batch, 1, self._smoothing, self._runtime)
+def _played(record: _Record, batch: Any, tokens: int) -> Float[Tensor, "2"]:
+    for held, new in zip(_tensors(record.batch), _tensors(batch), strict=True):
+        held.copy_(new.pin_memory() if held.is_cuda else new, non_blocking=True)
+    record.tokens.fill_(tokens)
+    record.play()
+    return record.totals.clone()  # another record may write there
 
-        compute()  # what is compiled and kept meanwhile may wait
-        found = waits(compute)
-        self._model.zero_grad(set_to_none=True)
-        if found:
-            log.info("updates of this model wait for the GPU, so that they are not recorded")
-        return found
+
+class GpuTape:
+    """A Tape of CUDA graphs on one device. pool: of memory; a new one where it is None."""
+
+    def __init__(self, device: torch.device, pool: Any = None) -> None:
+        self._device, self._pool = device, pool
+        self._beside: torch.cuda.Stream | None = None
+
+    def waits(self, run: Callable[[], object]) -> bool:
+        return waits(run)
+
+    def record(self, run: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+        if self._beside is None:
+            self._beside = torch.cuda.Stream(self._device)
+            self._pool = torch.cuda.graph_pool_handle() if self._pool is None else self._pool
+            torch.cuda.empty_cache()  # a record takes nothing of the memory that is kept for other work
+        graph = torch.cuda.CUDAGraph()
+        with _capturing(graph, self._pool, self._beside):
+            found = run()
+        found.fill_(torch.nan)  # which a record that does nothing would leave there
+        return graph.replay, found
 
 
 @contextmanager
-def _recording(graph: torch.cuda.CUDAGraph, pool: Any, beside: torch.cuda.Stream) -> Iterator[None]:
+def _capturing(graph: torch.cuda.CUDAGraph, pool: Any, beside: torch.cuda.Stream) -> Iterator[None]:
     """What torch.cuda.graph does, but for the memory that it gives back each time, which would be asked for again."""
     collects = gc.isenabled()
     gc.disable()  # what is let go meanwhile may be of CUDA, and not to be touched
-    torch.cuda.synchronize()
+    torch.cuda.synchronize(beside.device)
     try:
         with torch.cuda.stream(beside):
             graph.capture_begin(pool=pool)
             try:
                 yield
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # which would say less than what was raised
+                    graph.capture_end()
+                raise
+            graph.capture_end()
     finally:
         if collects:
             gc.enable()
@@ -164,3 +250,7 @@ def _tensors(tree: Any) -> list[Tensor]:
     found: list[Tensor] = []
     map_batch(lambda tensor: found.append(tensor) or tensor, tree)
     return found
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

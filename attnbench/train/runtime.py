@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from attnbench.core import waiting
 from attnbench.core.errors import MissingExtraError, SpecError
 
 
@@ -65,18 +67,20 @@ class Runtime:
             torch.mps.synchronize()
 
 
-_WAITS = "synchronizing"
-"""What torch says of a call that waits for the GPU."""
+_WAITS = ("synchronizing", waiting.REFUSED)
+"""What is said of a call that waits for the GPU."""
 
 
 def waits(run: Callable[[], object]) -> bool:
     """Whether a call waits for the GPU; it ends where it would."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode")  # which it tells of itself
+        torch.cuda.set_sync_debug_mode("error")
     try:
         run()
     except RuntimeError as error:
-        if _WAITS not in str(error):
+        if not any(words in str(error) for words in _WAITS):
             raise
         return True
     finally:
@@ -99,6 +103,13 @@ def choose_device(name: str | None) -> torch.device:
         raise MissingExtraError(f"--device {name}: there is no such device here; use --device cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise MissingExtraError(f"--device {name}: {torch.cuda.device_count()} CUDA devices are here; use --device cpu")
+    return device
+
+
+def use_device(device: torch.device) -> torch.device:
+    """Make a GPU that is named by number the one that streams, graphs and Triton's kernels are of."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
     return device
 
 

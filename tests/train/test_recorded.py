@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
+from attnbench.attention.backends import chunked
+from attnbench.core import waiting
+from attnbench.core.errors import AttnbenchError
 from attnbench.core.tree import map_batch
 from attnbench.data.base import BOS, EOS, PAD, Batch
 from attnbench.tasks import pairs
-from attnbench.tasks.base import tasks
-from attnbench.train.recorded import accumulator, records
+from attnbench.tasks.base import Loss, tasks
+from attnbench.train import recorded as module
+from attnbench.train.recorded import Recorded, accumulator, records
 from attnbench.train.runtime import Runtime
-from attnbench.train.step import gradients
+from attnbench.train.step import accumulate, gradients
 
 
 def neighbour(path: str) -> Any:
@@ -89,15 +94,175 @@ def test_on_a_processor_nothing_is_recorded(toys: Any):
     assert bool(totals.isfinite().all())
 
 
-@pytest.mark.parametrize("name", ["0", "1"])
-def test_a_processor_does_not_look_at_the_switch(name: str, monkeypatch: pytest.MonkeyPatch, toys: Any):
-    monkeypatch.setenv("ATTNBENCH_GRAPHS", name)
-    test_on_a_processor_nothing_is_recorded(toys)
-
-
 def test_who_records_is_said(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("ATTNBENCH_GRAPHS", raising=False)
     gpu = Runtime(torch.device("cuda"))
     assert (records(CPU), records(gpu)) == (False, True)
     monkeypatch.setenv("ATTNBENCH_GRAPHS", "0")
     assert not records(gpu)
+
+
+class StandIn:
+    """Plays a record by computing it again. waits, fails: what is said of the batches to come, in turn."""
+
+    def __init__(self, waits: Iterable[bool] = (), fails: Iterable[Exception | None] = ()) -> None:
+        self._waits, self._fails = iter(waits), iter(fails)
+        self.recorded, self.played = 0, 0
+
+    def waits(self, run: Callable[[], object]) -> bool:
+        run()  # to some place at least
+        return next(self._waits, False)
+
+    def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
+        fault = next(self._fails, None)
+        if fault is not None:
+            raise fault
+        self.recorded += 1
+        totals = torch.full((2,), torch.nan)
+
+        def play() -> None:
+            self.played += 1
+            totals.copy_(run())
+
+        return play, totals
+
+
+class Branching(torch.nn.Module):
+    """Looks at its second layer for batches of four and more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.never = (torch.nn.Linear(4, 1) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.first(x) + (self.second(x) if len(x) >= 4 else 0)
+
+
+class Regression(NamedTuple):
+    """A task on batches as they are."""
+
+    fault: Callable[[Any], None] = lambda batch: None
+
+    def count(self, batch: Any) -> int:
+        return len(batch.y)
+
+    def rounded(self, model: Any, batch: Any) -> Any:
+        return batch
+
+    def loss(self, model: Any, batch: Any, smoothing: float) -> Loss:
+        self.fault(batch)
+        total = (model(batch.x) - batch.y).square().sum()
+        return Loss(total * (1 - smoothing), total.detach())
+
+
+def updates_agree(tape: StandIn, sizes: list[list[int]], toys: Any, task: Regression = Regression()) -> Recorded:  # noqa: B008
+    """Compare gradients and sums of updates, each of new numbers, with those that are computed."""
+    torch.manual_seed(0)
+    model: Any = Branching()
+    recorded = Recorded(task, model, 0.25, CPU, tape)  # pyright: ignore[reportArgumentType] - trains, and no more
+    for turn, counts in enumerate(sizes):
+        batches = [toys.rows(turn, place, 0, count=count) for place, count in enumerate(counts)]
+        totals, tokens = recorded(batches)
+        mine = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+        model.zero_grad(set_to_none=True)
+        wanted, count = accumulate(Regression(), model, batches, 0.25, CPU)  # pyright: ignore[reportArgumentType]
+        theirs = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+        model.zero_grad(set_to_none=True)
+        assert tokens == count
+        assert torch.allclose(totals, wanted)
+        assert mine.keys() >= theirs.keys()
+        for name, slope in mine.items():
+            assert torch.allclose(slope, theirs.get(name, torch.zeros_like(slope)), atol=1e-6)
+        assert not any(name.startswith("never") for name in mine)
+    return recorded
+
+
+def test_a_shape_is_computed_once_then_recorded_then_played(toys: Any):
+    tape = StandIn()
+    updates_agree(tape, [[3], [3], [5], [3], [3], [5], [2]], toys)
+    assert (tape.recorded, tape.played) == (2, 4)
+
+
+def test_several_batches_of_an_update_are_summed(toys: Any):
+    tape = StandIn()
+    updates_agree(tape, [[3, 5], [5, 3], [3, 3], [2, 5], [5, 2]], toys)
+    assert tape.recorded == 3
+
+
+def test_a_parameter_may_get_its_first_gradient_later(toys: Any):
+    updates_agree(StandIn(), [[2], [2], [2], [6], [6], [2], [6]], toys)
+
+
+def test_so_many_shapes_are_recorded_and_no_more(toys: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "MOST", 1)
+    tape = StandIn()
+    updates_agree(tape, [[3], [3], [5], [5], [5], [3]], toys)
+    assert (tape.recorded, tape.played) == (1, 2)
+
+
+def test_what_waits_once_is_tried_again_and_what_waits_twice_is_computed(toys: Any):
+    tape = StandIn(waits=[False, True, False])
+    updates_agree(tape, [[3], [2, 5], [5], [5]], toys)
+    assert tape.recorded == 1
+    tape = StandIn(waits=[False, True, True])
+    updates_agree(tape, [[3], [5], [5], [5], [3], [3, 5]], toys)
+    assert (tape.recorded, tape.played) == (1, 2)
+
+
+def test_a_model_that_waits_from_the_beginning_is_not_recorded(toys: Any, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", logger="attnbench")
+    tape = StandIn(waits=[True, True])
+    updates_agree(tape, [[3], [3], [3], [5], [5]], toys)
+    assert tape.recorded == 0
+    assert caplog.text.count("not recorded") == 1
+
+
+def test_where_there_is_no_memory_to_record_a_shape_it_is_computed(toys: Any):
+    tape = StandIn(fails=[torch.cuda.OutOfMemoryError("full")])
+    updates_agree(tape, [[3], [3], [3], [5], [5]], toys)
+    assert tape.recorded == 1
+
+
+def test_where_records_leave_no_memory_they_are_let_go(toys: Any, caplog: pytest.LogCaptureFixture):
+    faults = [torch.cuda.OutOfMemoryError("full")]
+
+    def fault(batch: Any) -> None:
+        if len(batch.y) == 7 and faults:
+            raise faults.pop()
+
+    tape = StandIn()
+    updates_agree(tape, [[3], [3], [3, 7], [3], [7], [5], [5]], toys, Regression(fault))
+    assert (tape.recorded, tape.played) == (1, 2)
+    assert "memory is full" in caplog.text
+
+
+def test_without_records_a_full_memory_is_an_error(toys: Any):
+    def fault(batch: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("full")
+
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        updates_agree(StandIn(), [[3]], toys, Regression(fault))
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(RuntimeError("not so\nmore"), "not so"), (RuntimeError(), "RuntimeError")]
+)
+def test_what_cannot_be_recorded_is_an_error_that_names_the_switch(error: Exception, told: str, toys: Any):
+    with pytest.raises(AttnbenchError, match=rf"\({told}\); set ATTNBENCH_GRAPHS=0"):
+        updates_agree(StandIn(fails=[error]), [[3], [3]], toys)
+
+
+def test_what_draws_again_in_backward_refuses_to_be_recorded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(chunked, "LIMIT", 1)
+    attention = {"default": {"transform": {"kind": "topk", "k": 2}, "backend": "dense"}}
+    raw = {"kind": "transformer", "layers": 1, "width": 8, "heads": 2, "ffn": 8, "tie": "none", "attention": attention}
+    task: Any = tasks.parse({"kind": "copying", "dataset": "copy"}).bind()
+    for dropout in (0.0, 0.5):
+        model = laws.build({**raw, "attention_dropout": dropout}).train()
+        with waiting.forbid():
+            if dropout:
+                with pytest.raises(RuntimeError, match=waiting.REFUSED):
+                    gradients(task, model, a_batch(), 1, 0.1, CPU)
+            else:
+                gradients(task, model, a_batch(), 1, 0.1, CPU)
+        gradients(task, model, a_batch(), 1, 0.1, CPU)

@@ -6,6 +6,7 @@ the memory. The same operations on the same numbers, so the result is that of on
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from attnbench.attention.types import Positions
+from attnbench.core import waiting
 
 LIMIT = 1 << 26
 """Scores of one layer (batch, heads, queries, keys) that are kept for backward: 268 MB in float32."""
@@ -22,14 +24,20 @@ Answer = Callable[[Float[Tensor, "B H q E"], Positions], Float[Tensor, "B H q E2
 """The context of some of the queries."""
 
 
-def attend(query: Float[Tensor, "B H Q E"], positions: Positions, answer: Answer) -> Float[Tensor, "B H Q E2"]:
-    """The context of every query, in chunks of a quarter of LIMIT scores."""
+def attend(
+    query: Float[Tensor, "B H Q E"], positions: Positions, answer: Answer, *, draws: bool
+) -> Float[Tensor, "B H Q E2"]:
+    """The context of every query, in chunks of a quarter of LIMIT scores. draws: whether an answer draws random
+    numbers, which are then drawn again in backward; a record of an update cannot do that."""
+    if draws:
+        waiting.refuse()
     rows, heads = query.shape[:2]
     chunk = max(1, LIMIT // (4 * max(1, rows * heads * len(positions.k))))
+    again = functools.partial(checkpoint, answer, use_reentrant=False, preserve_rng_state=draws)
     parts: list[Tensor] = []
     for some, at in zip(query.split(chunk, 2), positions.q.split(chunk), strict=True):
         where = Positions(at, positions.k)
-        part = checkpoint(answer, some, where, use_reentrant=False) if torch.is_grad_enabled() else answer(some, where)
+        part = again(some, where) if torch.is_grad_enabled() else answer(some, where)
         assert isinstance(part, Tensor)
         parts.append(part)
     return torch.cat(parts, 2)

@@ -97,7 +97,7 @@ def _attention(compiled: bool) -> Callable[..., Any]:
     return torch.compile(flex_attention)
 
 
-@functools.lru_cache(maxsize=256)
+@functools.cache  # a record of an update may go on reading what is kept
 def _blocks(rule: MaskMod, length: int, device: torch.device) -> Any:
     with torch.inference_mode(False):  # that a training after an evaluation may keep it
         return create_block_mask(rule, None, None, length, length, device=str(device), BLOCK_SIZE=BLOCK)

@@ -186,7 +186,7 @@ class _Attention(torch.autograd.Function):
         mean = torch.empty_like(total)
         learned = ctx.needs_input_grad[3]
         of_excess = torch.empty_like(mean) if learned else excess
-        of_query = torch.empty_like(query)
+        of_query = _last_dense(torch.empty_like(query))
         # what is listed is added up in float32, from 0
         new, kind = (torch.zeros, torch.float32) if given.room else (torch.empty, query.dtype)
         of_both = new(keys.numel() + values.numel(), dtype=kind, device=keys.device)

@@ -115,7 +115,8 @@ class Scored(nn.Module):
                     weights = self._weigh(self._score(some, keys), memory, at)
                     return self._blend(weights, values)
 
-                return chunked.attend(queries, positions, answer), None, None
+                draws = self.training and self.dropout.p > 0
+                return chunked.attend(queries, positions, answer, draws=draws), None, None
         if self.keeps_history and history is None:
             history = self._begin(queries, keys)
         feature = None

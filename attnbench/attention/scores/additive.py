@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -59,7 +60,8 @@ class Additive(Score):
         if queries.shape[2] <= most:
             return _units(queries, keys, vector)
         blocks = queries.split(most, dim=2)
-        return torch.cat([checkpoint(_units, block, keys, vector, use_reentrant=False) for block in blocks], dim=2)
+        again = partial(checkpoint, _units, use_reentrant=False, preserve_rng_state=False)  # nothing is drawn there
+        return torch.cat([again(block, keys, vector) for block in blocks], dim=2)
 
 
 def _units(

@@ -13,7 +13,6 @@ import triton.language as tl
 TOPK: tl.constexpr = tl.constexpr(0)
 SPARSEMAX: tl.constexpr = tl.constexpr(1)
 ENTMAX15: tl.constexpr = tl.constexpr(2)
-ENTMAX: tl.constexpr = tl.constexpr(3)
 
 SMALL: tl.constexpr = tl.constexpr(0.05)
 """Below it functions of one plus a little are computed from their series."""
