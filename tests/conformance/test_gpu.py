@@ -155,9 +155,14 @@ RECURRENT: dict[str, Any] = {
     "lstm, fed": {"layers": 1, "bidirectional": True, "input_feeding": "attentional"},
     "lstm, coverage": {"layers": 1, "attention": {"cross": {"score": "additive", "coverage": "simple"}}},
     "lstm, entmax15": {"layers": 1, "attention": {"cross": {"score": "bilinear", "transform": "entmax15"}}},
+    **{
+        f"lstm, {kind}": {"layers": 1, "fertility": {"kind": "constant", "value": 2},
+                          "attention": {"cross": {"transform": kind, "bias": {"kind": "exhaustion", "c": 0.2}}}}
+        for kind in ("csoftmax", "csparsemax")
+    },
     "lstm, memory": {"layers": 1, "attention": {"cross": {"module": {"kind": "fixed_memory", "slots": 4}}}},
     "gru": {"layers": 1, "bidirectional": True, "query": "previous", "readout": "concat"},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RECURRENT)
@@ -210,10 +215,12 @@ def test_what_is_dropped_is_drawn_anew_each_time_a_record_is_played(transform: A
     assert len(seen) == 6
 
 
+STEEP = {"kind": "entmax", "alpha": 2.5}  # which has no kernel, and asks whether its search has ended
+
+
 def test_a_model_that_waits_for_the_gpu_is_not_recorded(caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO", logger="attnbench")
-    raw = {"kind": "lstm", "layers": 1, "width": 16, "attention": {"cross": {"transform": "csparsemax"}},
-           "fertility": {"kind": "constant", "value": 2}}  # fmt: skip
+    raw = {"kind": "lstm", "layers": 1, "width": 16, "attention": {"cross": {"transform": STEEP}}}
     model = models.parse(raw).build(Sizes(steps.WORDS, steps.WORDS, True, 0))
     task: Any = tasks.parse({"kind": "copying", "dataset": "copy"}).bind()
     recorded = accumulator(task, model.cuda().train(), 0.1, Runtime(torch.device("cuda")))

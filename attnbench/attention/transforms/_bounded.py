@@ -19,11 +19,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from attnbench.attention.transforms import _bounded_rows
+from attnbench.attention.transforms import _bounded_gpu, _bounded_rows
 from attnbench.attention.transforms._bounded_rows import BoundedKind
 from attnbench.attention.transforms._simplex import check_mask, mask, mask_gradient
 from attnbench.attention.transforms.base import TransformSpec, widen
 from attnbench.attention.types import Role
+from attnbench.core import waiting
 from attnbench.core.derivatives import once_differentiable
 
 OnInfeasible = Literal["raise", "saturate"]
@@ -69,6 +70,8 @@ class _Solution(NamedTuple):
 def _solve(
     transform: Bounded, scores: Float[Tensor, "N K"], valid: Bool[Tensor, "N K"] | None, upper: Float[Tensor, "N K"]
 ) -> _Solution:
+    if _bounded_gpu.serves(scores, upper):
+        return _Solution(*_bounded_gpu.solve(transform.kind, scores, valid, upper))
     if not _bounded_rows.serves(scores, upper):
         return _in_torch(transform, scores, valid, upper)
     weights, bound, rows = _bounded_rows.solve(transform.kind, scores, valid, upper)
@@ -122,6 +125,13 @@ class _BoundedFunction(torch.autograd.Function):
         flat = scores.reshape(-1, scores.shape[-1])
         mask_rows = None if valid is None else valid.reshape(flat.shape)
         found = _solve(how, flat, mask_rows, upper.reshape(flat.shape))
+        ctx.how, ctx.shape = how, scores.shape
+        ctx.compiled, ctx.on_gpu = _bounded_rows.serves(flat), _bounded_gpu.serves(flat)
+        if on == "raise" and waiting.forbidden():
+            _require_async(~found.short.any(), "bounds of a row sum to less than 1: no weights can sum to 1")
+        if ctx.on_gpu and (on != "raise" or waiting.forbidden()):
+            ctx.save_for_backward(found.weights, found.upper, found.short)
+            return found.weights.reshape(scores.shape)
         short = bool(found.short.any())
         if short and on == "raise":
             row = int(found.short.nonzero()[0])
@@ -130,9 +140,7 @@ class _BoundedFunction(torch.autograd.Function):
                 f"{found.upper[row].sum().item():.6g}, so that no weights can sum to 1; raise the bounds, or give "
                 "on_infeasible='saturate' for weights that are the bounds"
             )
-        ctx.save_for_backward(found.weights, found.upper, found.short if short else None)
-        ctx.how, ctx.shape = how, scores.shape
-        ctx.compiled = _bounded_rows.serves(flat)
+        ctx.save_for_backward(found.weights, found.upper, found.short if short or ctx.on_gpu else None)
         return found.weights.reshape(scores.shape)
 
     @staticmethod
@@ -140,7 +148,9 @@ class _BoundedFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         weights, upper, short = ctx.saved_tensors
         grad, found = grads[0].reshape(weights.shape), None
-        if ctx.compiled:
+        if ctx.on_gpu:
+            found = _bounded_gpu.vjp(ctx.how.kind, weights, upper, grad, short)
+        elif ctx.compiled:
             found = _bounded_rows.vjp(ctx.how.kind, weights, upper, grad, short, bounds_too=ctx.needs_input_grad[1])
         to_scores, to_upper = found or _vjp(ctx.how, weights, upper, grad, short)
         to_upper = None if to_upper is None else to_upper.reshape(ctx.shape)
@@ -171,6 +181,11 @@ def _vjp(
     return to_scores, heeded.mul_(at_bound).addcmul_(at_bound, mean, value=-1)
 
 
+def _require_async(right: Bool[Tensor, ""], wrong: str) -> None:
+    """Where nothing may wait, the GPU itself ends the process over it."""
+    torch._assert_async(right, wrong)  # pyright: ignore[reportPrivateImportUsage]
+
+
 def bounded(
     name: str,
     scores: Float[Tensor, "... K"],
@@ -194,8 +209,11 @@ def bounded(
         raise ValueError(
             f"'upper' of shape {tuple(upper.shape)} does not broadcast to scores {tuple(scores.shape)}"
         ) from None
-    if upper.numel() and not float(upper.detach().amin()) >= 0:
-        raise ValueError("'upper' holds a negative number or NaN; a bound on a weight is 0 or more")
+    wrong = "'upper' holds a negative number or NaN; a bound on a weight is 0 or more"
+    if upper.numel() and waiting.forbidden():
+        _require_async(upper.detach().amin() >= 0, wrong)
+    elif upper.numel() and not float(upper.detach().amin()) >= 0:
+        raise ValueError(wrong)
     if scores.numel() == 0:
         return scores.clone()
     shown = None if valid is None else valid.expand(scores.shape)

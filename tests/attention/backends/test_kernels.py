@@ -17,18 +17,20 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from attnbench.attention.backends import _kernels, _listed
-from attnbench.attention.transforms import _row_kernels
+from attnbench.attention.transforms import _bounded_kernels, _row_kernels
 
 HALF = {"query", "key", "value", "out", "upstream", "query_slope"}
 WHOLE = {"slope", "threshold", "most", "total", "excess", "mean", "alpha_slope", "key_slope", "value_slope",
-         "scores", "weights", "grad", "alphas"}
+         "scores", "weights", "grad", "alphas", "bounds", "upper",
+         "to_scores", "to_upper"}
 NUMBERS = {"found", "crowded", "lists"}
 FIXED = {"CAUSAL": True, "VALID": True, "DROPOUT": True, "GRADIENT": True, "LEARNED": True, "WIDTH": 64,
          "VALUE_WIDTH": 64, "ROOM": 64, "PLAIN": False, "UNROLL": 4,
          "KEEP": True, "ALL": False, "SHORT": False}
 WIDE = {"WIDTH": 128, "VALUE_WIDTH": 128, "BLOCK_M": 32}
 POINTERS = {
-    "valid": "*u8", "keep": "*u8", "seed": "*i64", **dict.fromkeys(WHOLE, "*fp32"), **dict.fromkeys(NUMBERS, "*i32")
+    "valid": "*u8", "keep": "*u8", "short": "*u8", "seed": "*i64",
+    **dict.fromkeys(WHOLE, "*fp32"), **dict.fromkeys(NUMBERS, "*i32"),
 }
 
 def build(kernel, half="*bf16", **fixed):
@@ -67,9 +69,13 @@ _ROWS = """
 for kernel in (_row_kernels.weigh, _row_kernels.vjp):
     build(kernel, "*fp32", KIND={kind}, ROWS={rows}, BLOCK={block}, LEARNED={kind} == 3)
 """
+_BOUNDED = """
+for kernel in (_bounded_kernels.solve, _bounded_kernels.vjp):
+    build(kernel, "*fp32", KIND={kind}, ROWS=8, BLOCK=64)
+"""
 
 _OF_BLOCKS, _OF_LISTS = ["forward", "backward_query", "backward_key", "backward_short"], ["choose", "mix", "spread"]
-_OF_ROWS, _OF_SHORT = ["weigh", "vjp"], ["forward", "backward_short"]
+_OF_ROWS, _OF_SHORT, _OF_BOUNDED = ["weigh", "vjp"], ["forward", "backward_short"], ["solve", "vjp"]
 
 
 def test_the_kernels_compile_for_a_gpu(tmp_path):
@@ -77,8 +83,19 @@ def test_the_kernels_compile_for_a_gpu(tmp_path):
         _BLOCKS.format(kind=0, sizes=_AS_SHIPPED), _LISTS.format(kind=0), _IN_FLOAT32.format(kind=0),
         _BLOCKS.format(kind=3, sizes=_SMALL), _LISTS.format(kind=2), _SHORT.format(kind=0), _SHORT.format(kind=3),
         _ROWS.format(kind=0, rows=32, block=32), _ROWS.format(kind=3, rows=1, block=4096),
+        _BOUNDED.format(kind=0), _BOUNDED.format(kind=1),
     ]  # fmt: skip
-    wanted = [*_OF_BLOCKS, *_OF_LISTS, "choose", "forward", *_OF_BLOCKS, *_OF_LISTS, *_OF_SHORT * 2, *_OF_ROWS * 2]
+    wanted = [
+        *_OF_BLOCKS,
+        *_OF_LISTS,
+        "choose",
+        "forward",
+        *_OF_BLOCKS,
+        *_OF_LISTS,
+        *_OF_SHORT * 2,
+        *_OF_ROWS * 2,
+        *_OF_BOUNDED * 2,
+    ]
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", _BUILD + "".join(calls)]  # one process, which imports once
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
