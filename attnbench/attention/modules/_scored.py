@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -54,7 +53,7 @@ class Scored(nn.Module):
         self.dense_in_eval = site.sparsify == "train"
         self.dropout = Dropout(dropout)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
         if self.pattern.drawn and self.draw.is_cuda:  # it is read as a number, for which nobody shall wait
             self.draw = self.draw.cpu()
