@@ -12,7 +12,7 @@ _forbidden: ContextVar[bool] = ContextVar("attnbench-waiting", default=False)
 
 @contextmanager
 def forbid() -> Iterator[None]:
-    """What waits in the block takes another way, if it knows one."""
+    """What waits in the block takes another way, if it knows one. What autograd calls later: see core/carried.py."""
     token = _forbidden.set(True)
     try:
         yield

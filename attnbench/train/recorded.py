@@ -6,6 +6,7 @@ them. A record is launched as a whole.
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from attnbench.core import waiting
 from attnbench.core.errors import AttnbenchError
@@ -95,18 +97,21 @@ class Recorded:
     def __call__(self, batches: list[Any]) -> tuple[Float[Tensor, "2"], int]:
         tokens = sum(self._task.count(batch) for batch in batches)
         while self._tape is not None:
+            full = False
             self._begin()
             try:
                 totals = [self._of(self._task.rounded(self._model, batch), tokens) for batch in batches]
             except _WaitsError:
                 self._adopt()  # what was computed so far is let go
-            except torch.cuda.OutOfMemoryError:
-                if not self._records:
+            except RuntimeError as error:
+                if not (_is_full(error) and self._records):
                     raise
-                self._stop("the GPU's memory is full, so that updates are not recorded from here on")
+                full = True
             else:
                 self._adopt()
                 return torch.stack(totals).sum(0), tokens
+            if full:  # outside of the handler, which holds what was computed
+                self._stop("the GPU's memory is full, so that updates are not recorded from here on")
         self._begin()
         return accumulate(self._task, self._model, batches, self._smoothing, self._runtime)
 
@@ -176,10 +181,9 @@ class Recorded:
             return None
         try:
             play, totals = self._tape.record(run)
-        except torch.cuda.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            return None
         except RuntimeError as error:
+            if _is_full(error):
+                return None
             raise AttnbenchError(
                 f"this model's update cannot be recorded on the GPU ({_line(error)}); set {SWITCH}=0 in the "
                 "environment and run again"
@@ -207,6 +211,7 @@ class GpuTape:
     """A Tape of CUDA graphs on one device. pool: of memory; a new one where it is None."""
 
     def __init__(self, device: torch.device, pool: Any = None) -> None:
+        _settle_checkpoints()
         self._device, self._pool = device, pool
         self._beside: torch.cuda.Stream | None = None
 
@@ -215,14 +220,30 @@ class GpuTape:
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
         if self._beside is None:
-            self._beside = torch.cuda.Stream(self._device)
+            self._beside = _beside(self._device)
             self._pool = torch.cuda.graph_pool_handle() if self._pool is None else self._pool
+            gc.collect()  # a gradient's way back that is left in a cycle would lead to the stream that it was made on
             torch.cuda.empty_cache()  # a record takes nothing of the memory that is kept for other work
         graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._device)
         with _capturing(graph, self._pool, self._beside):
             found = run()
         found.fill_(torch.nan)  # which a record that does nothing would leave there
         return graph.replay, found
+
+
+@functools.cache
+def _settle_checkpoints() -> None:
+    """Make a process's first use of torch's checkpoint, which leaves the way back of all gradients in a cycle."""
+    one = torch.ones((), requires_grad=True)
+    result: Any = checkpoint(torch.neg, one, use_reentrant=False)
+    result.backward()
+
+
+@functools.cache
+def _beside(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all records on a GPU: memory for products is kept for each stream there is."""
+    return torch.cuda.Stream(device)
 
 
 @contextmanager
@@ -230,7 +251,6 @@ def _capturing(graph: torch.cuda.CUDAGraph, pool: Any, beside: torch.cuda.Stream
     """What torch.cuda.graph does, but for the memory that it gives back each time, which would be asked for again."""
     collects = gc.isenabled()
     gc.disable()  # what is let go meanwhile may be of CUDA, and not to be touched
-    torch.cuda.synchronize(beside.device)
     try:
         with torch.cuda.stream(beside):
             graph.capture_begin(pool=pool)
@@ -250,6 +270,13 @@ def _tensors(tree: Any) -> list[Tensor]:
     found: list[Tensor] = []
     map_batch(lambda tensor: found.append(tensor) or tensor, tree)
     return found
+
+
+def _is_full(error: RuntimeError) -> bool:
+    """Whether it is memory that a GPU lacks; graphs lie outside of what torch counts, and it has other words there."""
+    return isinstance(error, torch.cuda.OutOfMemoryError) or any(
+        words in str(error) for words in ("out of memory", "ALLOC_FAILED")
+    )
 
 
 def _line(error: Exception) -> str:

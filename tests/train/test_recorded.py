@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,8 +13,11 @@ import pytest
 import torch
 
 from attnbench.attention.backends import chunked
+from attnbench.attention.catalog import build_transform
+from attnbench.attention.transforms import _bounded
 from attnbench.core import waiting
 from attnbench.core.errors import AttnbenchError
+from attnbench.core.kernels import installed
 from attnbench.core.tree import map_batch
 from attnbench.data.base import BOS, EOS, PAD, Batch
 from attnbench.tasks import pairs
@@ -266,3 +271,58 @@ def test_what_draws_again_in_backward_refuses_to_be_recorded(monkeypatch: pytest
             else:
                 gradients(task, model, a_batch(), 1, 0.1, CPU)
         gradients(task, model, a_batch(), 1, 0.1, CPU)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CUDA error: out of memory"), RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")]
+)
+def test_memory_that_a_graph_lacks_is_memory_too(error: RuntimeError, toys: Any):
+    tape = StandIn(fails=[error])
+    updates_agree(tape, [[3], [3], [3], [5], [5]], toys)
+    assert tape.recorded == 1
+
+
+@pytest.mark.skipif(not installed(), reason="Triton is not installed")
+def test_bounds_that_leave_no_weights_spoil_the_loss_where_nothing_may_wait(monkeypatch: pytest.MonkeyPatch):
+    """Whoever looks for the place then is told."""
+    monkeypatch.setattr(_bounded._bounded_gpu, "serves", lambda *given: True)
+    csparsemax = build_transform("csparsemax")
+    scores, upper = torch.zeros(2, 4, requires_grad=True), torch.tensor([[0.5] * 4, [0.1] * 4])
+    with waiting.forbid():
+        weights = csparsemax(scores, upper=upper)
+    weights.sum().backward()
+    assert scores.grad is not None
+    for each in (weights, scores.grad):
+        assert each[0].isfinite().all()
+        assert each[1].isnan().all()
+    with pytest.raises(ValueError, match="sum to less than 1"):
+        csparsemax(scores, upper=upper)
+
+
+CYCLE = """
+import gc, sys, torch
+from torch.utils.checkpoint import checkpoint
+from attnbench.train import recorded
+recorded._settle_checkpoints()
+gc.collect()
+gc.disable()
+weight = torch.ones(3, requires_grad=True)
+
+def node():
+    return weight.expand_as(weight).grad_fn.next_functions[0][0]
+
+def loss():
+    held = weight * 2
+    node().metadata["seen"] = True
+    return checkpoint(torch.sin, held, use_reentrant=False).sum()
+
+loss().backward()
+print("seen" in node().metadata)
+"""
+
+
+def test_no_way_back_of_gradients_is_left_in_a_cycle():
+    """In a process of its own: torch 2.13 leaves one at the first use of checkpoint."""
+    done = subprocess.run([sys.executable, "-c", CYCLE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["False"]

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attnbench.attention.types import Positions
 from attnbench.core import waiting
+from attnbench.core.carried import carried
 
 LIMIT = 1 << 26
 """Scores of one layer (batch, heads, queries, keys) that are kept for backward: 268 MB in float32."""
@@ -33,7 +34,7 @@ def attend(
         waiting.refuse()
     rows, heads = query.shape[:2]
     chunk = max(1, LIMIT // (4 * max(1, rows * heads * len(positions.k))))
-    again = functools.partial(checkpoint, answer, use_reentrant=False, preserve_rng_state=draws)
+    again = functools.partial(checkpoint, carried(answer), use_reentrant=False, preserve_rng_state=draws)
     parts: list[Tensor] = []
     for some, at in zip(query.split(chunk, 2), positions.q.split(chunk), strict=True):
         where = Positions(at, positions.k)

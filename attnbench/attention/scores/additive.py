@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attnbench.attention.scores.base import Score, ScoreSpec, project, scores
 from attnbench.attention.types import Dims
+from attnbench.core.carried import carried
 from attnbench.core.seeding import drawn_apart
 
 BLOCK = 1 << 26
@@ -60,7 +61,9 @@ class Additive(Score):
         if queries.shape[2] <= most:
             return _units(queries, keys, vector)
         blocks = queries.split(most, dim=2)
-        again = partial(checkpoint, _units, use_reentrant=False, preserve_rng_state=False)  # nothing is drawn there
+        again = partial(
+            checkpoint, carried(_units), use_reentrant=False, preserve_rng_state=False
+        )  # nothing is drawn there
         return torch.cat([again(block, keys, vector) for block in blocks], dim=2)
 
 

@@ -127,11 +127,12 @@ class _BoundedFunction(torch.autograd.Function):
         found = _solve(how, flat, mask_rows, upper.reshape(flat.shape))
         ctx.how, ctx.shape = how, scores.shape
         ctx.compiled, ctx.on_gpu = _bounded_rows.serves(flat), _bounded_gpu.serves(flat)
-        if on == "raise" and waiting.forbidden():
-            _require_async(~found.short.any(), "bounds of a row sum to less than 1: no weights can sum to 1")
         if ctx.on_gpu and (on != "raise" or waiting.forbidden()):
-            ctx.save_for_backward(found.weights, found.upper, found.short)
-            return found.weights.reshape(scores.shape)
+            weights = found.weights
+            if on == "raise":  # the loss will be NaN, and whoever looks for the place, with all the time, is told why
+                weights = weights.masked_fill(found.short[:, None] & (found.upper > 0), torch.nan)
+            ctx.save_for_backward(weights, found.upper, found.short)
+            return weights.reshape(scores.shape)
         short = bool(found.short.any())
         if short and on == "raise":
             row = int(found.short.nonzero()[0])
@@ -181,11 +182,6 @@ def _vjp(
     return to_scores, heeded.mul_(at_bound).addcmul_(at_bound, mean, value=-1)
 
 
-def _require_async(right: Bool[Tensor, ""], wrong: str) -> None:
-    """Where nothing may wait, the GPU itself ends the process over it."""
-    torch._assert_async(right, wrong)  # pyright: ignore[reportPrivateImportUsage]
-
-
 def bounded(
     name: str,
     scores: Float[Tensor, "... K"],
@@ -209,11 +205,8 @@ def bounded(
         raise ValueError(
             f"'upper' of shape {tuple(upper.shape)} does not broadcast to scores {tuple(scores.shape)}"
         ) from None
-    wrong = "'upper' holds a negative number or NaN; a bound on a weight is 0 or more"
-    if upper.numel() and waiting.forbidden():
-        _require_async(upper.detach().amin() >= 0, wrong)
-    elif upper.numel() and not float(upper.detach().amin()) >= 0:
-        raise ValueError(wrong)
+    if upper.numel() and not waiting.forbidden() and not float(upper.detach().amin()) >= 0:
+        raise ValueError("'upper' holds a negative number or NaN; a bound on a weight is 0 or more")
     if scores.numel() == 0:
         return scores.clone()
     shown = None if valid is None else valid.expand(scores.shape)

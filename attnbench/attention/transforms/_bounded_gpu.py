@@ -1,6 +1,6 @@
 """csoftmax and csparsemax on a GPU, in Triton (_bounded_kernels.py): what _bounded_rows.py is on a processor.
 
-No row is left to others, and nothing waits. Scores that lie 1e12 and more apart have no digits left for a threshold.
+No row is left to others, and nothing waits. Scores 1e8 and more below the largest one count as if they lay there.
 """
 
 from __future__ import annotations

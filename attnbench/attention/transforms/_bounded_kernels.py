@@ -19,6 +19,10 @@ TINY: tl.constexpr = tl.constexpr(1.1754944e-38)
 """The least normal number in float32."""
 CLOSE: tl.constexpr = tl.constexpr(2e-6)
 """How far from 1 weights may sum before the last step, which all but ends that."""
+EXACT: tl.constexpr = tl.constexpr(1e-12)
+"""The same where every key is at its bound or at 0, and no step can follow."""
+FARTHEST: tl.constexpr = tl.constexpr(-1e8)
+"""Scores that lie farther below the largest are taken to lie there, where a threshold has digits yet."""
 ROUNDS: tl.constexpr = tl.constexpr(200)
 """More than it takes to halve any bracket until its ends meet."""
 
@@ -52,8 +56,8 @@ def solve(
     scores, upper, valid, weights, bounds, short, rows, keys,
     KIND: tl.constexpr, VALID: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Weights of some rows of [N, K]; the bounds that hold, 0 at keys that get no weight; and whether these sum to less
-    than 1."""
+    """Weights of some rows of [N, K], NaN where a bound is none; the bounds that hold, 0 at keys that get no weight;
+    and whether these sum to less than 1."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     here = row < rows
@@ -64,7 +68,7 @@ def solve(
     alive = there & (s != float("-inf"))
     if VALID:
         alive = alive & (tl.load(valid + at, mask=there, other=0) != 0)
-    strange = alive & ((s != s) | (s == float("inf")))
+    strange = alive & ((s != s) | (s == float("inf")) | (u != u) | (u < 0.0))
     spoilt = tl.max(strange.to(tl.int32), 1) > 0
     u = tl.minimum(u, MOST)
     u = tl.where(alive & (u > 2 * TINY), u, 0.0)
@@ -74,6 +78,7 @@ def solve(
     d = tl.where(some & ~strange, s, float("-inf")).to(tl.float64)
     most = tl.max(d, 1)
     d = d - tl.where(most == float("-inf"), 0.0, most)[:, None]
+    d = tl.where(some & ~strange, tl.maximum(d, FARTHEST), d)
     decided = (total <= 1.0 + FEASIBLE) | spoilt
     # weights sum to 1 and more at `low`, to 1 and less at `high`
     if KIND == CSOFTMAX:
@@ -91,7 +96,7 @@ def solve(
     going = 1
     while going > 0:
         part, rest, free = _parts(d, t[:, None], bound, KIND)
-        moving = (tl.abs(rest) > CLOSE) & (high > low) & ~decided
+        moving = (tl.abs(rest) > tl.where(free > 0.0, CLOSE, EXACT)) & (high > low) & ~decided
         low = tl.where(moving & (rest > 0.0), t, low)
         high = tl.where(moving & (rest < 0.0), t, high)
         guess = _moved(t, rest, free, KIND)
@@ -118,7 +123,7 @@ def vjp(
     weights, bounds, short, grad, to_scores, to_upper, rows, keys,
     KIND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradients at scores and bounds, as _bounded.py says."""
+    """The gradients at scores and bounds, as _bounded.py says; one that is no number is seen where there is weight."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     here = row < rows
@@ -133,8 +138,9 @@ def vjp(
     mass = tl.sum(q, 1)
     mean = tl.sum(tl.where(free, q * g, 0.0), 1) / tl.maximum(mass, TINY)
     nothing = p != p
-    dz = tl.where(free, q * (g - mean[:, None]), 0.0)
+    still = tl.where((p > 0.0) & ~free, g * 0.0, 0.0)
+    dz = tl.where(free, q * (g - mean[:, None]), still)
     tl.store(to_scores + at, tl.where(nothing, p, dz), mask=there)
     moves = (mass > 0.0) | full
-    du = tl.where((p > 0.0) & ~free & moves[:, None], g - mean[:, None], 0.0)
+    du = tl.where((p > 0.0) & ~free & moves[:, None], g - mean[:, None], still)
     tl.store(to_upper + at, tl.where(nothing, p, du), mask=there)

@@ -145,3 +145,54 @@ def test_on_a_gpu_kernels_serve_and_say_what_is_wrong(kind):
     saturated = build_transform(kind, on_infeasible="saturate")(scores, valid=valid, upper=upper / 100)
     torch.testing.assert_close(saturated, (upper / 100).masked_fill(~valid, 0.0))
     assert _bounded.FEASIBLE == 1e-6
+
+
+@EACH
+@pytest.mark.parametrize("total", [1.0000012, 1.000002, 1.00002, 1.0005])
+@pytest.mark.parametrize("scale", [1.0, 300.0])
+def test_a_key_stays_free_where_bounds_leave_one(kind, total, scale):
+    scores, upper, valid, grad = drawn(7, 200, 7, scale, total, total)
+    valid[:] = True
+    upper = upper / upper.sum(-1, keepdim=True) * total
+    (weights, _, to_upper), _ = by_kernels(kind, scores, upper, valid, grad)
+    exact, _, wanted = as_defined(kind, scores, upper, valid, grad)
+    free, should = (((each > 0) & (each < upper.to(each.dtype))).any(-1) for each in (weights, exact.float()))
+    assert float((free == should).float().mean()) > 0.98
+    near = (to_upper.double() - wanted).abs().amax(-1) < 1e-3
+    assert float(near.float().mean()) > 0.95
+    scores = torch.tensor([[1.0, 5.0, -3.0, 2.0]])
+    upper = torch.tensor([[0.25, 0.25, 0.25, 0.2500012]])
+    grad = torch.tensor([[0.1, -0.2, 0.7, 0.3]])
+    found, _ = by_kernels(kind, scores, upper, None, grad)
+    torch.testing.assert_close(found[2].double(), as_defined(kind, scores, upper, None, grad)[2], rtol=0, atol=1e-5)
+
+
+@EACH
+@pytest.mark.parametrize("strange", [NAN, INF, -INF])
+def test_gradients_that_are_no_numbers_are_seen_where_there_is_weight(kind, strange):
+    scores, upper = torch.tensor([[1.0, 2.0, 0.0, -1.0]]), torch.tensor([[0.5, 0.5, 0.0, 0.0]])
+    for place, seen in ((0, True), (2, False)):
+        grad = torch.ones(1, 4)
+        grad[0, place] = strange
+        found, _ = by_kernels(kind, scores, upper, None, grad)
+        for each in found[1:]:
+            assert bool(each.isnan().any()) == seen
+            assert not each[0, 2:].any()
+
+
+@EACH
+@pytest.mark.parametrize("wrong", [NAN, -0.1])
+def test_a_bound_that_is_none_spoils_its_row(kind, wrong):
+    scores, upper, valid, grad = drawn(8, 3, 5, 1.0)
+    valid[:] = True
+    upper[1, 2] = wrong
+    (weights, *_), _ = by_kernels(kind, scores, upper, valid, grad)
+    assert weights[1].isnan().all()
+    assert weights[[0, 2]].isfinite().all()
+
+
+@EACH
+def test_however_far_apart_scores_lie_rows_sum_to_one(kind):
+    scores, upper, valid, grad = drawn(9, 50, 9, 1e30)
+    (weights, *_), _ = by_kernels(kind, scores, upper, valid, grad)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(50), rtol=0, atol=1e-5)
