@@ -43,12 +43,12 @@ class Apart:
             self._process.start()
         other.close()
         try:
-            group, name, work, checked, coarse = self._answer()
+            group, name, work, checked, coarse, settle = self._answer()
         except AttnbenchError:
             self.close()
             raise
         check = (lambda: self._ask("check")) if checked else None
-        self.case = Case(group, name, lambda: self._ask("run"), work, check, coarse=coarse)
+        self.case = Case(group, name, lambda: self._ask("run"), work, check, coarse=coarse, settle=settle)
 
     def peak(self) -> float:
         """Most memory that it has held so far, in MiB: all of the process, torch with it; on a GPU what torch took."""
@@ -91,12 +91,13 @@ def together(recipes: list[Recipe], threads: int, device: torch.device) -> Itera
 
 
 def with_peaks(timings: list[Timing], recipes: list[Recipe], threads: int, device: torch.device) -> list[Timing]:
-    """The timings with the memory that each case takes, measured one process after the other, in two calls each."""
+    """The timings with the memory that each case takes, measured one process after the other, in two calls each, and
+    those that are never timed."""
     found: list[Timing] = []
     for timing, recipe in zip(timings, recipes, strict=True):
         with together([recipe], threads, device) as (one,):
-            one.case.run()
-            one.case.run()
+            for _ in range(2 + one.case.settle):
+                one.case.run()
             found.append(timing._replace(peak_mb=one.peak()))
     return found
 
@@ -109,7 +110,7 @@ def _serve(pipe: Connection, recipe: Recipe, threads: int, device: torch.device)
             use_onednn_float32()
             keep_freed_memory()
         case = recipe.make(*recipe.given)
-        pipe.send((None, (case.group, case.name, case.work, case.check is not None, case.coarse)))
+        pipe.send((None, (case.group, case.name, case.work, case.check is not None, case.coarse, case.settle)))
         while True:
             what = pipe.recv()
             if what == "peak":

@@ -40,8 +40,9 @@ Accumulate = Callable[[list[Any]], tuple[Float[Tensor, "2"], int]]
 class Tape(Protocol):
     """What records: the GPU, or a stand-in."""
 
-    def waits(self, run: Callable[[], object]) -> bool:
-        """Whether a call waits for the device; it ends where it would."""
+    def waits(self, run: Callable[[], object], *, watched: bool) -> bool:
+        """Whether a call waits for the device, and ends where it would. watched: False asks only whether it says so
+        itself."""
         ...
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
@@ -81,15 +82,15 @@ class _WaitsError(Exception):
 class Recorded:
     """Gradients of batches whose shapes come again and again.
 
-    The first batch of a shape is computed as it comes, so that all is compiled and kept that is for such a shape; with
-    the second it is recorded. A shape that waits for the GPU, or that there is no memory to record, is always computed.
+    The first batch of a shape is computed as it comes, so that all is compiled and kept that is for such a shape; the
+    second, too, and it is seen whether it waits for the GPU; with the third it is recorded. A shape that waits, or that
+    there is no memory to record, is always computed.
     """
 
     def __init__(self, task: Task, model: nn.Module, smoothing: float, runtime: Runtime, tape: Tape) -> None:
         self._task, self._model, self._smoothing, self._runtime = task, model, smoothing, runtime
         self._tape: Tape | None = tape
-        self._waited: dict[Any, int] = {}
-        self._tried: set[Any] = set()
+        self._met: dict[Any, int] = {}
         self._plain: set[Any] = set()
         self._records: dict[Any, _Record] = {}
         self._slopes: dict[nn.Parameter, Tensor] = {}
@@ -137,39 +138,34 @@ class Recorded:
 
     def _of(self, batch: Any, tokens: int) -> Float[Tensor, "2"]:
         shape = tuple(tensor.shape for tensor in _tensors(batch))
-        record = self._records.get(shape)
-        if record is None and shape in self._tried and shape not in self._plain:
-            record = self._recorded(shape, batch)
-        if record is not None:
-            return _played(record, batch, tokens)
-        if shape in self._plain:
-            return self._computed(self._moved(batch), tokens)
-        return self._tested(shape, batch, tokens)
+        if shape not in self._records and shape not in self._plain:
+            self._met[shape] = self._met.get(shape, 0) + 1
+            if self._met[shape] < 3:
+                return self._tried(shape, batch, tokens)
+            self._record(shape, batch)
+        if shape in self._records:
+            return _played(self._records[shape], batch, tokens)
+        return self._computed(self._moved(batch), tokens)
 
-    def _tested(self, shape: Any, batch: Any, tokens: int) -> Float[Tensor, "2"]:
-        """Of the first batch of a shape. Raises _WaitsError where it waits for the GPU, which a record cannot."""
+    def _tried(self, shape: Any, batch: Any, tokens: int) -> Float[Tensor, "2"]:
+        """As it will be recorded, and the second time on the watch. Raises _WaitsError where it waits for the GPU."""
         held, found = self._moved(batch), []
 
         def run() -> None:
             with waiting.forbid():
                 found.append(self._computed(held, tokens))
 
-        assert self._tape is not None  # or nothing would be tested
-        if not self._tape.waits(run):
-            self._tried.add(shape)
+        assert self._tape is not None  # or nothing would be tried
+        if not self._tape.waits(run, watched=self._met[shape] > 1):
             return found[0]
-        before = self._waited.get(shape, 0)
-        self._waited[shape] = before + 1
-        if before:  # the first time something may have been compiled
-            self._plain.add(shape)
-            if not self._tried:
-                log.info("updates of this model wait for the GPU, so that they are not recorded")
-                self._adopt()
-                self._tape = None
+        self._plain.add(shape)
+        if not self._records and len(self._plain) == 1:
+            log.info("updates of this model wait for the GPU, so that they are not recorded")
+            self._tape = None
         raise _WaitsError
 
-    def _recorded(self, shape: Any, batch: Any) -> _Record | None:
-        """The shape's record; None where there are records or memory enough for no more."""
+    def _record(self, shape: Any, batch: Any) -> None:
+        """Unless there are records enough, or there is no memory for more."""
         held, tokens = self._moved(batch), torch.ones((), device=self._runtime.device)
 
         def run() -> Tensor:
@@ -178,19 +174,18 @@ class Recorded:
 
         self._plain.add(shape)
         if len(self._records) >= MOST or self._tape is None:
-            return None
+            return
         try:
             play, totals = self._tape.record(run)
         except RuntimeError as error:
             if _is_full(error):
-                return None
+                return
             raise AttnbenchError(
                 f"this model's update cannot be recorded on the GPU ({_line(error)}); set {SWITCH}=0 in the "
                 "environment and run again"
             ) from error
         self._plain.remove(shape)
         self._records[shape] = _Record(play, held, tokens, totals)
-        return self._records[shape]
 
     def _computed(self, batch: Any, tokens: int | Tensor) -> Float[Tensor, "2"]:
         return gradients(self._task, self._model, batch, tokens, self._smoothing, self._runtime)
@@ -215,8 +210,8 @@ class GpuTape:
         self._device, self._pool = device, pool
         self._beside: torch.cuda.Stream | None = None
 
-    def waits(self, run: Callable[[], object]) -> bool:
-        return waits(run)
+    def waits(self, run: Callable[[], object], *, watched: bool) -> bool:
+        return waits(run, watched=watched)
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
         if self._beside is None:

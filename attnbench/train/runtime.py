@@ -71,12 +71,13 @@ _WAITS = ("synchronizing", waiting.REFUSED)
 """What is said of a call that waits for the GPU."""
 
 
-def waits(run: Callable[[], object]) -> bool:
-    """Whether a call waits for the GPU; it ends where it would."""
+def waits(run: Callable[[], object], *, watched: bool) -> bool:
+    """Whether a call waits for the GPU, and ends where it would. watched: by torch, too, not only by what knows of itself
+    that a record of it cannot be made."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Synchronization debug mode")  # which it tells of itself
-        torch.cuda.set_sync_debug_mode("error")
+        torch.cuda.set_sync_debug_mode("error" if watched else before)
     try:
         run()
     except RuntimeError as error:
