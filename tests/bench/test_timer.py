@@ -91,3 +91,21 @@ def test_shares_are_of_what_the_machine_did_in_the_same_rounds(monkeypatch):
 def test_without_a_yardstick_nothing_is_counted():
     (timing,) = measure([Case("g", "a", int, cost=lambda: pytest.fail("counted"))], rounds=1, chunk=0, device=CPU)
     assert (timing.share, timing.pace) == (None, None)
+
+
+@pytest.mark.parametrize("settle", [0, 3])
+def test_calls_that_settle_a_case_are_not_timed(settle, monkeypatch):
+    calls, timed = [], []
+
+    def seconds(run, count, device):
+        timed.append(len(calls))
+        run()
+        return 1.0
+
+    def check():
+        assert len(calls) == 1 + settle
+        return 0.0
+
+    monkeypatch.setattr("attnbench.bench.timer.seconds", seconds)
+    measure([Case("g", "a", lambda: calls.append(0), check=check, settle=settle)], rounds=2, chunk=0, device=CPU)
+    assert timed == [0, 1 + settle, 2 + settle, 3 + settle]
