@@ -206,7 +206,9 @@ def bounded(
             f"'upper' of shape {tuple(upper.shape)} does not broadcast to scores {tuple(scores.shape)}"
         ) from None
     if upper.numel() and not waiting.forbidden() and not float(upper.detach().amin()) >= 0:
-        raise ValueError("'upper' holds a negative number or NaN; a bound on a weight is 0 or more")
+        limits = limits if valid is None else limits.masked_fill(~valid, 0.0)  # what is masked may hold anything
+        if scores.numel() and not float(limits.detach().amin()) >= 0:
+            raise ValueError("'upper' holds a negative number or NaN; a bound on a weight is 0 or more")
     if scores.numel() == 0:
         return scores.clone()
     shown = None if valid is None else valid.expand(scores.shape)

@@ -353,3 +353,16 @@ def some_rows(draw: st.DrawFn) -> Rows:
 @given(rows=some_rows(), which=st.sampled_from(NAMES))
 def test_any_row_with_any_bounds_equals_the_solution(rows, which):
     compare(which, rows)
+
+
+@pytest.mark.parametrize("held", [np.nan, -1.0, np.inf])
+@pytest.mark.parametrize("off", [False, True])
+def test_a_masked_key_may_hold_any_bound(name: str, held: float, off: bool):
+    rows = CASES["masked"]()
+    grad = draw(99, *rows.scores.shape)
+    assert rows.valid is not None
+    with native.off() if off else nullcontext():
+        wanted = pull(name, rows, grad)
+        found = pull(name, rows._replace(upper=rows.upper.masked_fill(~rows.valid, held)), grad)
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert torch.equal(mine, theirs)
