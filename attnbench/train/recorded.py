@@ -230,8 +230,8 @@ class GpuTape:
 @functools.cache
 def _settle_checkpoints() -> None:
     """Make a process's first use of torch's checkpoint, which leaves the way back of all gradients in a cycle."""
-    one = torch.ones((), requires_grad=True)
-    result: Any = checkpoint(torch.neg, one, use_reentrant=False)
+    with torch.enable_grad():
+        result: Any = checkpoint(torch.neg, torch.ones((), requires_grad=True), use_reentrant=False)
     result.backward()
 
 
