@@ -22,6 +22,7 @@ from attnbench.core.tree import map_batch
 from attnbench.data.base import BOS, EOS, PAD, Batch
 from attnbench.tasks import pairs
 from attnbench.tasks.base import Loss, tasks
+from attnbench.train import loop
 from attnbench.train import recorded as module
 from attnbench.train.recorded import Recorded, accumulator, records
 from attnbench.train.runtime import Runtime
@@ -278,6 +279,29 @@ def test_memory_that_a_graph_lacks_is_memory_too(error: RuntimeError, toys: Any)
     tape = StandIn(fails=[error])
     updates_agree(tape, [[3], [3], [3], [3], [5], [5], [5]], toys)
     assert tape.recorded == 1
+
+
+@pytest.mark.parametrize("fields", [{"clip": 0.5}, {"accumulate": 2}, {"clip": 0.5, "optimizer": "adamw"}], ids=str)
+def test_a_training_from_records_is_the_training(fields: dict[str, Any], toys: Any, monkeypatch: pytest.MonkeyPatch):
+    """With dropout, validations and checkpoints between, and cut off once."""
+    fields = {**fields, "max_steps": 24, "log_every": 3, "validate_every": 6}
+    whole = toys(name="whole", **fields)
+    whole()
+    tapes: list[StandIn] = []
+
+    def recorded(task: Any, model: torch.nn.Module, smoothing: float, runtime: Runtime) -> Recorded:
+        tapes.append(StandIn())
+        task.rounded = lambda model, batch: batch
+        return Recorded(task, model, smoothing, runtime, tapes[-1])
+
+    monkeypatch.setattr(loop, "accumulator", recorded)
+    for steps in (12, 24):
+        played = toys(name="played", **{**fields, "max_steps": steps})
+        played()
+    assert all(tape.played for tape in tapes)
+    assert played.log.of("train/loss")[-1] == pytest.approx(whole.log.of("train/loss")[-1], rel=1e-5)
+    for name, weights in whole.weights(24).items():
+        torch.testing.assert_close(played.weights(24)[name], weights, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.skipif(not installed(), reason="Triton is not installed")
