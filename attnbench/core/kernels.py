@@ -26,3 +26,16 @@ def installed() -> bool:
 def interpreted() -> bool:
     """Whether kernels run as plain Python, on any device: slow, for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def whole_rows(keys: int, elements: int, a_warp: int) -> dict[str, int]:
+    """Sizes of a program that holds whole rows of so many keys: `elements` of them at least, a warp for so many."""
+    block = max(16, 1 << (keys - 1).bit_length())
+    rows = max(1, elements // block)
+    sizes = {"ROWS": rows, "BLOCK": block}
+    return sizes if interpreted() else {**sizes, "num_warps": max(4, min(16, rows * block // a_warp))}
+
+
+def programs(rows: int, sizes: dict[str, int]) -> tuple[int]:
+    """How many such programs so many rows take."""
+    return (-(-rows // sizes["ROWS"]),)

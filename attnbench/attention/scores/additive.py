@@ -61,9 +61,8 @@ class Additive(Score):
         if queries.shape[2] <= most:
             return _units(queries, keys, vector)
         blocks = queries.split(most, dim=2)
-        again = partial(
-            checkpoint, carried(_units), use_reentrant=False, preserve_rng_state=False
-        )  # nothing is drawn there
+        # nothing is drawn there
+        again = partial(checkpoint, carried(_units), use_reentrant=False, preserve_rng_state=False)
         return torch.cat([again(block, keys, vector) for block in blocks], dim=2)
 
 

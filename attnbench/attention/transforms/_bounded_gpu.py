@@ -15,12 +15,14 @@ from torch import Tensor
 
 from attnbench.attention.transforms._bounded_rows import BoundedKind
 from attnbench.core import native
-from attnbench.core.kernels import compiles, interpreted
+from attnbench.core.kernels import compiles, programs, whole_rows
 
 LONGEST = 1 << 12
 """The most keys that a program holds."""
 _ELEMENTS = 1 << 9
 """Scores that a program holds at least."""
+_A_WARP = 1 << 8
+"""Scores of a warp."""
 _KINDS: dict[BoundedKind, int] = {"csoftmax": 0, "csparsemax": 1}
 
 
@@ -42,8 +44,8 @@ def solve(
     mask = scores if valid is None else valid.contiguous().view(torch.uint8)
     weights, bounds = torch.empty_like(scores), torch.empty_like(scores)
     short = torch.empty(len(scores), dtype=torch.uint8, device=scores.device)
-    sizes = _sizes(scores.shape[1])
-    _kernels().solve[_grid(len(scores), sizes)](
+    sizes = whole_rows(scores.shape[1], _ELEMENTS, _A_WARP)
+    _kernels().solve[programs(len(scores), sizes)](
         scores, upper, mask, weights, bounds, short, *scores.shape,
         KIND=_KINDS[kind], VALID=valid is not None, **sizes,
     )  # fmt: skip
@@ -60,8 +62,8 @@ def vjp(
     """The gradients at scores and bounds. short: rows whose bounds sum to less than 1."""
     grad = grad.resolve_neg().contiguous()
     to_scores, to_upper = torch.empty_like(weights), torch.empty_like(weights)
-    sizes = _sizes(weights.shape[1])
-    _kernels().vjp[_grid(len(weights), sizes)](
+    sizes = whole_rows(weights.shape[1], _ELEMENTS, _A_WARP)
+    _kernels().vjp[programs(len(weights), sizes)](
         weights, upper, short.view(torch.uint8), grad, to_scores, to_upper, *weights.shape, KIND=_KINDS[kind], **sizes
     )
     return to_scores, to_upper
@@ -70,14 +72,3 @@ def vjp(
 @functools.cache
 def _kernels() -> Any:
     return importlib.import_module("attnbench.attention.transforms._bounded_kernels")
-
-
-def _sizes(keys: int) -> dict[str, Any]:
-    block = max(16, 1 << (keys - 1).bit_length())
-    rows = max(1, _ELEMENTS // block)
-    sizes = {"ROWS": rows, "BLOCK": block}
-    return sizes if interpreted() else {**sizes, "num_warps": max(4, min(16, rows * block // 256))}
-
-
-def _grid(rows: int, sizes: dict[str, Any]) -> tuple[int]:
-    return (-(-rows // sizes["ROWS"]),)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from attnbench.attention.transforms._row_kernels import TINY, own_rows
+
 CSOFTMAX: tl.constexpr = tl.constexpr(0)
 
 MOST: tl.constexpr = tl.constexpr(2.0)
 FEASIBLE: tl.constexpr = tl.constexpr(1e-6)
 """These two as in _bounded.py."""
-TINY: tl.constexpr = tl.constexpr(1.1754944e-38)
-"""The least normal number in float32."""
 CLOSE: tl.constexpr = tl.constexpr(2e-6)
 """How far from 1 weights may sum before the last step, which all but ends that."""
 EXACT: tl.constexpr = tl.constexpr(1e-12)
@@ -58,11 +58,7 @@ def solve(
 ):  # fmt: skip
     """Weights of some rows of [N, K], NaN where a bound is none; the bounds that hold, 0 at keys that get no weight;
     and whether these sum to less than 1."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, BLOCK)
-    here = row < rows
-    there = here[:, None] & (column < keys)[None, :]
-    at = row[:, None] * keys + column[None, :]
+    row, here, there, at = own_rows(rows, keys, ROWS, BLOCK)
     s = tl.load(scores + at, mask=there, other=float("-inf"))
     u = tl.load(upper + at, mask=there, other=0.0)
     alive = there & (s != float("-inf"))
@@ -124,11 +120,7 @@ def vjp(
     KIND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The gradients at scores and bounds, as _bounded.py says; one that is no number is seen where there is weight."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, BLOCK)
-    here = row < rows
-    there = here[:, None] & (column < keys)[None, :]
-    at = row[:, None] * keys + column[None, :]
+    row, here, there, at = own_rows(rows, keys, ROWS, BLOCK)
     p = tl.load(weights + at, mask=there, other=0.0)
     u = tl.load(bounds + at, mask=there, other=0.0)
     g = tl.load(grad + at, mask=there & (p != 0.0), other=0.0)

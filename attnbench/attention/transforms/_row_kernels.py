@@ -21,6 +21,16 @@ HALF: tl.constexpr = tl.constexpr(0.5)
 
 
 @triton.jit
+def own_rows(rows, keys, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """The rows of a program, which of them and of their keys there are, and where these lie in memory."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    here = row < rows
+    there = here[:, None] & (column < keys)[None, :]
+    return row, here, there, row[:, None] * keys + column[None, :]
+
+
+@triton.jit
 def _place(row, middle, inner, outer_stride, middle_stride, inner_stride):
     """Where a row of [O, M, I, K] begins in a tensor with these strides."""
     return (
@@ -60,11 +70,8 @@ def weigh(
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Weights of some rows of [O, M, I, K]. ALL: of the kind top-k, every key is kept."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row, here, there, at = own_rows(rows, keys, ROWS, BLOCK)
     column = tl.arange(0, BLOCK)
-    here = row < rows
-    there = here[:, None] & (column < keys)[None, :]
-    at = row[:, None] * keys + column[None, :]
     s = tl.load(scores + at, mask=there, other=float("-inf"))
     alive = there & (s != float("-inf"))
     if VALID:
@@ -113,11 +120,7 @@ def vjp(
 ):  # fmt: skip
     """The gradient at the scores of some rows: `q (g - <q, g> / sum q)`, q as in _simplex.py. LEARNED: also that at
     alpha, as in `_entmax.alpha_gradient`."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, BLOCK)
-    here = row < rows
-    there = here[:, None] & (column < keys)[None, :]
-    at = row[:, None] * keys + column[None, :]
+    row, here, there, at = own_rows(rows, keys, ROWS, BLOCK)
     p = tl.load(weights + at, mask=there, other=0.0)
     held = p != 0.0  # NaN too
     g = tl.load(grad + at, mask=held & there, other=0.0)

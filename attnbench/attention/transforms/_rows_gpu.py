@@ -16,12 +16,14 @@ from torch import Tensor
 from attnbench.attention.transforms._rows import shape_of, spread
 from attnbench.attention.transforms.base import Fused, FusedKind
 from attnbench.core import native
-from attnbench.core.kernels import compiles, interpreted
+from attnbench.core.kernels import compiles, programs, whole_rows
 
 LONGEST = 1 << 14
 """The most keys that a program holds."""
 _ELEMENTS = 1 << 10
 """Scores that a program holds at least."""
+_A_WARP = 1 << 10
+"""Scores of a warp."""
 _SOFTMAX_BELOW = 1e-4
 _LEAST = 1e-5
 """Up to the first, alpha - 1 is the second, with which weights are those of softmax but for rounding."""
@@ -43,8 +45,8 @@ def weigh(scores: Float[Tensor, "... K"], valid: Bool[Tensor, "..."] | None, fus
     excess = _excess(fused, scores)
     rows, middle, inner, keys = shape_of(scores)
     marks, kept = (spread(each, scores) for each in (valid, fused.keep))
-    sizes = _sizes(keys)
-    _kernels().weigh[_grid(rows, sizes)](
+    sizes = whole_rows(keys, _ELEMENTS, _A_WARP)
+    _kernels().weigh[programs(rows, sizes)](
         scores, _bytes(marks, scores), _bytes(kept, scores), excess, out,
         *_strides(marks), *_strides(kept), *excess.stride()[:3], rows, middle, inner, keys, fused.k,
         KIND=_KINDS[fused.kind], VALID=marks is not None, KEEP=kept is not None,
@@ -63,8 +65,8 @@ def vjp(
     alphas = weights.new_empty((*weights.shape[:-1], 1)) if to_excess else None
     excess = _excess(fused, weights)
     rows, middle, inner, keys = shape_of(weights)
-    sizes = _sizes(keys)
-    _kernels().vjp[_grid(rows, sizes)](
+    sizes = whole_rows(keys, _ELEMENTS, _A_WARP)
+    _kernels().vjp[programs(rows, sizes)](
         weights, grad, excess, out, out if alphas is None else alphas, *excess.stride()[:3], rows, middle, inner, keys,
         KIND=_KINDS[fused.kind], LEARNED=to_excess, **sizes,
     )  # fmt: skip
@@ -102,14 +104,3 @@ def _strides(given: Tensor | None) -> tuple[int, int, int, int]:
         return 0, 0, 0, 0
     outer, middle, inner, key = given.stride()
     return outer, middle, inner, key if given.shape[-1] > 1 else 0
-
-
-def _sizes(keys: int) -> dict[str, Any]:
-    block = max(16, 1 << (keys - 1).bit_length())
-    rows = max(1, _ELEMENTS // block)
-    sizes = {"ROWS": rows, "BLOCK": block}
-    return sizes if interpreted() else {**sizes, "num_warps": max(4, min(16, rows * block // 1024))}
-
-
-def _grid(rows: int, sizes: dict[str, Any]) -> tuple[int]:
-    return (-(-rows // sizes["ROWS"]),)
