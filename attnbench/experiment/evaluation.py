@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from attnbench.core.errors import DataError, SpecError
 from attnbench.core.files import read_json, read_jsonl
+from attnbench.core.run_files import CELLS, CHECKPOINTS, GRID, LOG, RESULT, SPEC
 from attnbench.core.spec import spec_error, unknown
 from attnbench.data.corpus import Data
 from attnbench.experiment.document import override_document, read_document
@@ -46,12 +47,12 @@ def load_trained(
     says. Raises SpecError for what is no cell or does not fit its weights, DataError where the prepared data or the
     checkpoints are gone.
     """
-    if not (folder / "spec.yaml").is_file() or (folder / "grid.json").is_file():
+    if not (folder / SPEC).is_file() or (folder / GRID).is_file():
         raise SpecError(f"{folder}: this is no cell; name a folder below runs/<name>/cells/{_cells(folder)}")
     averaged = next((each for each in overrides if _path(each) == "train.average"), None)
     if step is not None and averaged is not None:
         raise SpecError(f"--step {step} and --set {averaged} exclude each other: each chooses weights")
-    document = read_document(folder / "spec.yaml")
+    document = read_document(folder / SPEC)
     for override in overrides:
         _require_effect(override)
         document = override_document(document, override)
@@ -60,14 +61,14 @@ def load_trained(
     except ValidationError as error:
         raise spec_error(error, document.source, document.lines) from None
     options = [("--set", each) for each in overrides if _part(each) == "task"]
-    written = shlex.join([str(folder / "spec.yaml"), *itertools.chain(*options)])
+    written = shlex.join([str(folder / SPEC), *itertools.chain(*options)])
     at = require_prepared(spec, cache, written)
     require_same_data(folder, at)
     keep_freed_memory()
     use_onednn_float32()
     model = build_model(spec).to(use_device(choose_device(device)))
     try:
-        steps = _load(model, folder / "checkpoints", spec, step, again=averaged)
+        steps = _load(model, folder / CHECKPOINTS, spec, step, again=averaged)
     except OtherModelError:
         changed = [each for each in overrides if _part(each) in ("model", "task")]
         if not changed:
@@ -100,7 +101,7 @@ def _part(override: str) -> str:
 
 
 def _cells(folder: Path) -> str:
-    cells = sorted(path.name for path in (folder / "cells").glob("*") if path.is_dir())
+    cells = sorted(path.name for path in (folder / CELLS).glob("*") if path.is_dir())
     return f" ({', '.join(cells[:8])})" if cells else ""
 
 
@@ -114,7 +115,7 @@ def _load(model: torch.nn.Module, checkpoints: Path, spec: CellSpec, step: int |
             raise SpecError(f"--step {step}: {unknown('checkpoint', str(step), [str(each) for each in steps])}")
         load_weights(model, weights_path(checkpoints, step))
         return [step]
-    scored = [] if again is not None else _evaluated(checkpoints.parent / "result.json")
+    scored = [] if again is not None else _evaluated(checkpoints.parent / RESULT)
     chosen = scored or steps[-spec.train.average :]
     if again is not None and spec.train.average > 1:
         chosen = _last_validated(checkpoints, spec.train.average) or chosen
@@ -136,7 +137,7 @@ def _load(model: torch.nn.Module, checkpoints: Path, spec: CellSpec, step: int |
 
 def _last_validated(checkpoints: Path, count: int) -> list[int]:
     """The steps of the last validations: each had a checkpoint once."""
-    log = read_jsonl(checkpoints.parent / "metrics.jsonl")
+    log = read_jsonl(checkpoints.parent / LOG)
     return sorted({line["step"] for line in log if "valid/loss" in line})[-count:]
 
 

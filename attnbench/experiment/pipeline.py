@@ -18,6 +18,7 @@ import torch
 from attnbench.attention.backends.base import chosen
 from attnbench.core.errors import AttnbenchError, DataError
 from attnbench.core.files import read_json, read_jsonl, write_json
+from attnbench.core.run_files import CHECKPOINTS, LOG
 from attnbench.core.seeding import derive, seed_everything
 from attnbench.data.prepare import read_manifest
 from attnbench.experiment.environment import environment
@@ -193,7 +194,7 @@ def _result(
     state = outcome.state
     if "test/decode_tokens_per_s" in metrics:
         metrics["decode/tokens_per_s"] = metrics.pop("test/decode_tokens_per_s")
-    log = read_jsonl(run.folder / "metrics.jsonl")
+    log = read_jsonl(run.folder / LOG)
     metrics |= {
         "train/steps": state.step,
         "train/tokens": state.tokens,
@@ -240,7 +241,7 @@ def note_data(folder: Path, data: Path) -> None:
 
 
 def _data_note(folder: Path) -> Path:
-    return folder / "checkpoints" / "data.json"
+    return folder / CHECKPOINTS / "data.json"
 
 
 def content_sha256(data: Path) -> str:

@@ -14,14 +14,17 @@ from rich.console import Console
 
 from attnbench.core.errors import AttnbenchError
 from attnbench.core.files import read_json, write_lines
+from attnbench.core.run_files import GRID, OUTPUTS, RESULT, cell_folder
 from attnbench.core.version import git_state
 from attnbench.data.prepare import read_manifest
+from attnbench.experiment.adopt import adopt, find_done
 from attnbench.experiment.document import Document, override_document, read_document
 from attnbench.experiment.executor import CellOutcome, choose_executor
 from attnbench.experiment.grid import Cell, Experiment, expand
+from attnbench.experiment.grid_file import write_grid
 from attnbench.experiment.pipeline import RUN_AGAIN, Listener, Place, content_sha256, count_parameters
 from attnbench.experiment.progress import Bars, plain_listener
-from attnbench.experiment.run import adopt, find_done, is_done, write_grid
+from attnbench.experiment.run import is_done
 from attnbench.tasks.translation import TranslationSpec
 from attnbench.train.runtime import all_devices
 
@@ -69,7 +72,7 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
     twins = [cell for cell in cells if cell not in done and cell not in pending]
     prepare_data([cell for cell in pending if not _prepared(cell, settings)], settings)
     write_grid(root, experiment, command)
-    written = (root / "grid.json").read_bytes()
+    written = (root / GRID).read_bytes()
     if settings.jobs > 1 and len(pending) > 1 and any(cell.spec.timing for cell in pending):
         log.warning("decoding is timed while other cells run beside it (--jobs %d): the seconds are theirs too; "
                     "compare them from --jobs 1", settings.jobs)  # fmt: skip
@@ -85,7 +88,7 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
                     if outcome.error is None:
                         adopt(root, twin, [root])
                     yield CellOutcome(twin, outcome.error)
-    if (root / "grid.json").read_bytes() != written:
+    if (root / GRID).read_bytes() != written:
         log.warning("%s: another command has put its table there meanwhile; this one's takes its place again, and the "
                     "cells of both stay: give each a name of its own", root)  # fmt: skip
         write_grid(root, experiment, command)
@@ -115,7 +118,7 @@ def _listeners(settings: Settings) -> Iterator[Callable[[Cell], Listener]]:
 
 def _found(root: Path, cell: Cell, experiment: Experiment, settings: Settings) -> bool:
     if is_done(root, cell):
-        made_from, present = _made_from(root / "cells" / cell.folder), _content(cell, settings)
+        made_from, present = _made_from(cell_folder(root, cell.folder)), _content(cell, settings)
         if made_from and present and made_from != present:
             raise AttnbenchError(
                 f"{root / 'cells' / cell.folder}: this result was made from other data than are prepared now; "
@@ -126,7 +129,7 @@ def _found(root: Path, cell: Cell, experiment: Experiment, settings: Settings) -
     origin = adopt(root, cell, _elsewhere(experiment, settings), _content(cell, settings))
     if origin is not None:
         log.info("[%s, seed %d] taken from %s", cell.label, cell.seed, origin)
-        if git_state()[1] or read_json(origin / "result.json", RUN_AGAIN).get("dirty"):
+        if git_state()[1] or read_json(origin / RESULT, RUN_AGAIN).get("dirty"):
             log.warning("[%s, seed %d] the code has changes that no commit holds, now or when that was made: it may "
                         "come out otherwise; --fresh trains anew", cell.label, cell.seed)  # fmt: skip
         _restore_texts(root, cell, settings)
@@ -138,7 +141,7 @@ def _restore_texts(root: Path, cell: Cell, settings: Settings) -> None:
 
     No saved table holds them; paired tests and examples need them.
     """
-    outputs = root / "cells" / cell.folder / "hyps"
+    outputs = cell_folder(root, cell.folder) / OUTPUTS
     task = cell.spec.task.bind()
     splits = [path.stem for path in sorted(outputs.glob("*.txt")) if "." not in path.stem]
     absent = [split for split in splits if not all((outputs / f"{split}.{each}").exists() for each in task.kept_texts)]
@@ -176,7 +179,7 @@ def _content(cell: Cell, settings: Settings) -> str | None:
 
 
 def _made_from(folder: Path) -> str | None:
-    result = read_json(folder / "result.json", RUN_AGAIN)
+    result = read_json(folder / RESULT, RUN_AGAIN)
     if not isinstance(result.get("metrics"), dict):
         raise AttnbenchError(f"{folder / 'result.json'} is damaged: {RUN_AGAIN}")
     return result.get("data", {}).get("content_sha256")

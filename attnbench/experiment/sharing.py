@@ -14,6 +14,7 @@ from pathlib import Path
 from attnbench.core.errors import SpecError
 from attnbench.core.files import folder_atomic, parse_yaml, write_atomic
 from attnbench.core.lock import LockedError, locked
+from attnbench.core.run_files import CHECKPOINTS, ENVIRONMENT, LOCK, LOG, RESULT, SPEC
 from attnbench.experiment.grid import Cell
 from attnbench.experiment.pipeline import content_sha256
 from attnbench.experiment.run import Run
@@ -57,7 +58,7 @@ def _held(folder: Path) -> Iterator[None]:
     end = time.monotonic() + PATIENCE
     while True:
         try:
-            with locked(folder / "lock"):
+            with locked(folder / LOCK):
                 yield
             return
         except LockedError:
@@ -68,12 +69,10 @@ def _held(folder: Path) -> Iterator[None]:
 def _whole(folder: Path, content: str) -> bool:
     """Whether a cell has ended in the usual way on these data, and still has the weights that it was scored with."""
     try:
-        result = json.loads((folder / "result.json").read_bytes())
+        result = json.loads((folder / RESULT).read_bytes())
         ended = result["outcome"]["kind"] != "diverged" and result["data"]["content_sha256"] == content
         return (
-            ended
-            and bool(result["weights"])
-            and set(result["weights"]) <= set(checkpoint_steps(folder / "checkpoints"))
+            ended and bool(result["weights"]) and set(result["weights"]) <= set(checkpoint_steps(folder / CHECKPOINTS))
         )
     except (OSError, ValueError, KeyError, TypeError):
         return False
@@ -81,7 +80,7 @@ def _whole(folder: Path, content: str) -> bool:
 
 def _training_of(folder: Path) -> str | None:
     try:
-        raw, _ = parse_yaml((folder / "spec.yaml").read_text(encoding="utf-8"))
+        raw, _ = parse_yaml((folder / SPEC).read_text(encoding="utf-8"))
         return training_digest(CellSpec.model_validate(raw))
     except (OSError, ValueError, SpecError):
         return None
@@ -89,13 +88,13 @@ def _training_of(folder: Path) -> str | None:
 
 def _copy(folder: Path, run: Run) -> None:
     """Checkpoints last: without them the rest is no training."""
-    run.borrowed_seconds = json.loads((folder / "result.json").read_bytes())["metrics"]["train/seconds"]
-    for name in ("metrics.jsonl", "env.json"):
+    run.borrowed_seconds = json.loads((folder / RESULT).read_bytes())["metrics"]["train/seconds"]
+    for name in (LOG, ENVIRONMENT):
         if (folder / name).is_file():
             write_atomic(run.folder / name, (folder / name).read_bytes())
-    run.log({"step": checkpoint_steps(folder / "checkpoints")[-1], "event": f"trained as {folder.name}"})
+    run.log({"step": checkpoint_steps(folder / CHECKPOINTS)[-1], "event": f"trained as {folder.name}"})
     with folder_atomic(run.checkpoints) as work:
-        shutil.copytree(folder / "checkpoints", work, copy_function=_link, dirs_exist_ok=True)
+        shutil.copytree(folder / CHECKPOINTS, work, copy_function=_link, dirs_exist_ok=True)
 
 
 def _link(source: str, target: str) -> None:

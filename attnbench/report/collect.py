@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from attnbench.core.errors import AttnbenchError, DataError, SpecError
 from attnbench.core.files import parse_yaml
 from attnbench.core.lock import is_locked
+from attnbench.core.run_files import CHECKPOINTS, ENVIRONMENT, ERROR, GRID, LOCK, RESULT, SPEC, cell_folder
 
 Status = Literal["done", "failed", "running", "interrupted", "queued"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -81,7 +82,7 @@ def collect(folder: Path) -> Experiment:
     A cell with damaged files is a failed cell with the reason. Raises DataError where there is no grid.json,
     AttnbenchError where it is damaged.
     """
-    path = folder / "grid.json"
+    path = folder / GRID
     if not path.is_file():
         raise DataError(f"{folder} is no run folder: it has no grid.json{_hint(folder)}")
     grid = _object(path)
@@ -100,7 +101,7 @@ def collect(folder: Path) -> Experiment:
 def _hint(folder: Path) -> str:
     if not folder.is_dir():
         return " (there is no such folder)"
-    near = sorted(str(path.parent) for path in [*folder.glob("*/grid.json"), *folder.glob("*/*/grid.json")])
+    near = sorted(str(path.parent) for path in [*folder.glob(f"*/{GRID}"), *folder.glob(f"*/*/{GRID}")])
     return f"; run folders below it: {', '.join(near[:8])}" if near else ""
 
 
@@ -115,7 +116,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _cell(root: Path, entry: Mapping[str, Any]) -> Cell:
-    folder = root / "cells" / str(entry["folder"])
+    folder = cell_folder(root, str(entry["folder"]))
     about: dict[str, Any] = {
         "label": str(entry["label"]),
         "seed": int(entry["seed"]),
@@ -123,13 +124,13 @@ def _cell(root: Path, entry: Mapping[str, Any]) -> Cell:
         "digest": str(entry.get("digest") or ""),
         "axes": dict(entry.get("axes") or {}),
         "row": dict(entry.get("row") or {}),
-        "spec": _yaml(folder / "spec.yaml"),
-        "attempts": _attempts(folder / "env.json"),
+        "spec": _yaml(folder / SPEC),
+        "attempts": _attempts(folder / ENVIRONMENT),
     }
-    if not (folder / "result.json").exists():
+    if not (folder / RESULT).exists():
         return Cell(**about, **_unfinished(folder))
     try:
-        return Cell(**about, **_finished(folder / "result.json", about["digest"]))
+        return Cell(**about, **_finished(folder / RESULT, about["digest"]))
     except (AttnbenchError, TypeError, ValueError, AttributeError) as error:
         return Cell(**about, status="failed", reason=f"{error}".splitlines()[0])
 
@@ -177,12 +178,12 @@ def _outcome(value: object) -> dict[str, Any]:
 
 
 def _unfinished(folder: Path) -> dict[str, Any]:
-    if is_locked(folder / "lock"):
+    if is_locked(folder / LOCK):
         return {"status": "running"}
-    error = folder / "error.txt"
+    error = folder / ERROR
     if error.exists():
         return {"status": "failed", "reason": _first_line(error)}
-    if any(folder.glob("checkpoints/step-*")):
+    if any(folder.glob(f"{CHECKPOINTS}/step-*")):
         return {"status": "interrupted"}
     return {"status": "queued"}
 

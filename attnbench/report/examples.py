@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from attnbench.core.errors import AttnbenchError, DataError, SpecError
+from attnbench.core.run_files import OUTPUTS
 from attnbench.core.spec import unknown
 from attnbench.report.collect import Cell, Experiment, collect
 from attnbench.report.formats import escape_markdown
@@ -113,7 +114,7 @@ def _first_number(line: str, cell: Cell) -> int:
 
 
 def _lines(cell: Cell, name: str) -> list[str]:
-    path = cell.folder / "hyps" / name
+    path = cell.folder / OUTPUTS / name
     try:
         return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except OSError:

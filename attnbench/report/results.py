@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from attnbench.core.run_files import RESULT
 from attnbench.report.collect import Cell, Experiment
 from attnbench.report.compare import BESIDE, Comparison, Reported
 from attnbench.report.layout import View
@@ -126,7 +127,7 @@ def _date(done: Sequence[Cell]) -> str | None:
     said = [cell.finished for cell in done if cell.finished]
     if said:
         return max(said)
-    times = [(cell.folder / "result.json").stat().st_mtime for cell in done]
+    times = [(cell.folder / RESULT).stat().st_mtime for cell in done]
     return datetime.fromtimestamp(max(times), UTC).isoformat(timespec="seconds") if times else None
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import attnbench
 from attnbench.core.errors import AttnbenchError
 from attnbench.core.files import folder_atomic, write_json
+from attnbench.core.run_files import CHECKPOINTS, GRID, LOCK, OUTPUTS, RESULT, SPEC, TESTS, TRACEBACK, cell_folder
 from attnbench.report.collect import Cell, collect
-from attnbench.report.significance import FILE as TESTS
 from attnbench.report.significance import PairedTests, read_tests
 from attnbench.report.table import report, write_results
 
-_LEFT_OUT = ("checkpoints", "traceback.txt")
+_LEFT_OUT = (CHECKPOINTS, TRACEBACK)
 _ENDINGS = (".ref.txt", ".src.txt", ".lock", ".tmp")
 
 
@@ -33,21 +33,21 @@ def save(folder: Path, into: Path) -> Path:
     copies = {cell.folder.name for cell in experiment.cells if _copies_text(cell)}
     target = into / experiment.title
     ours = _grid(folder)
-    theirs = _grid(target) if (target / "grid.json").exists() else {"name": ours["name"], "cells": []}
+    theirs = _grid(target) if (target / GRID).exists() else {"name": ours["name"], "cells": []}
     if theirs["name"] != ours["name"]:
         raise AttnbenchError(f"{target} holds another experiment, {theirs['name']}: save to another folder")
     ours_folders = {cell["folder"] for cell in ours["cells"]}
     kept = {cell["folder"] for cell in theirs["cells"] if _keeps(folder, target, cell["folder"])}
     with folder_atomic(target) as work:
         for name in sorted(ours_folders | {cell["folder"] for cell in theirs["cells"]}):
-            source = (target if name in kept else folder) / "cells" / name
+            source = cell_folder(target if name in kept else folder, name)
             if source.is_dir():
-                shutil.copytree(source, work / "cells" / name, ignore=_unwanted)
+                shutil.copytree(source, cell_folder(work, name), ignore=_unwanted)
                 if name in copies:
-                    shutil.rmtree(work / "cells" / name / "hyps", ignore_errors=True)
-        write_json(work / "grid.json", {**_portable(ours), "cells": _merged(theirs["cells"], ours["cells"])})
-        if (folder / "spec.yaml").is_file():
-            shutil.copyfile(folder / "spec.yaml", work / "spec.yaml")
+                    shutil.rmtree(cell_folder(work, name) / OUTPUTS, ignore_errors=True)
+        write_json(work / GRID, {**_portable(ours), "cells": _merged(theirs["cells"], ours["cells"])})
+        if (folder / SPEC).is_file():
+            shutil.copyfile(folder / SPEC, work / SPEC)
         write_json(work / TESTS, {**read_tests(target / TESTS), **tests.asked})
         write_results(work)
     return target
@@ -61,7 +61,7 @@ def _copies_text(cell: Cell) -> bool:
 
 def _grid(folder: Path) -> dict[str, Any]:
     collect(folder)  # its errors are for people
-    return json.loads((folder / "grid.json").read_text(encoding="utf-8"))
+    return json.loads((folder / GRID).read_text(encoding="utf-8"))
 
 
 def _portable(grid: dict[str, Any]) -> dict[str, Any]:
@@ -77,12 +77,12 @@ def _portable(grid: dict[str, Any]) -> dict[str, Any]:
 
 def _keeps(folder: Path, target: Path, name: str) -> bool:
     """Whether the copy's cell stays: it is done and ours is not, or only the copy has it, or both are the same."""
-    theirs, ours = target / "cells" / name / "result.json", folder / "cells" / name / "result.json"
+    theirs, ours = cell_folder(target, name) / RESULT, cell_folder(folder, name) / RESULT
     if theirs.exists() and ours.exists() and theirs.read_bytes() != ours.read_bytes():
         raise AttnbenchError(
             f"{theirs} holds a different result: nothing was saved; delete that cell if the new one is to replace it"
         )
-    return theirs.exists() or not (folder / "cells" / name).is_dir()
+    return theirs.exists() or not cell_folder(folder, name).is_dir()
 
 
 def _merged(theirs: list[Mapping[str, Any]], ours: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -96,4 +96,4 @@ def _merged(theirs: list[Mapping[str, Any]], ours: list[Mapping[str, Any]]) -> l
 
 
 def _unwanted(_: str, names: list[str]) -> list[str]:
-    return [name for name in names if name in _LEFT_OUT or name.startswith((".", "lock")) or name.endswith(_ENDINGS)]
+    return [name for name in names if name in _LEFT_OUT or name.startswith((".", LOCK)) or name.endswith(_ENDINGS)]

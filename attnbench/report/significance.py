@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attnbench.core.files import write_json
+from attnbench.core.run_files import OUTPUTS, TESTS
 from attnbench.report.collect import Cell
 from attnbench.report.rows import Row
 
 SAMPLES = 1000
 RULE = "shifted, then absolute"
 """How p is computed: results of another rule are not kept."""
-FILE = "significance.json"
 Kind = Literal["13a", "13a_lc", "tok", "tok_lc"]
 COUNTED = ("rep", "drop")
 """Metrics whose counts of each line are saved, as hyps/test.rep.txt."""
@@ -41,7 +41,7 @@ class PairedTests:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / FILE
+        self.path = folder / TESTS
         self._kept = read_tests(self.path)
         self._used: dict[str, float] = {}
         self._blind = False
@@ -120,7 +120,7 @@ def _joined(cells: list[Cell], name: str) -> list[str]:
 
 def _lines(cell: Cell, name: str) -> list[str]:
     try:
-        text = (cell.folder / "hyps" / f"{name}.txt").read_text(encoding="utf-8")
+        text = (cell.folder / OUTPUTS / f"{name}.txt").read_text(encoding="utf-8")
     except (OSError, ValueError):
         return []
     return text.removesuffix("\n").split("\n")

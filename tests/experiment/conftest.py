@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -114,3 +115,28 @@ def snapshot() -> Callable[..., dict[str, bytes | None]]:
         }
 
     return take
+
+
+@pytest.fixture
+def experiment(bench: Any) -> Experiment:
+    return bench.experiment()
+
+
+@pytest.fixture
+def fill() -> Callable[[Path, str], None]:
+    """What a finished cell of a digest leaves in its folder."""
+
+    def write(folder: Path, digest: str) -> None:
+        for name in (
+            "spec.yaml",
+            "hyps/test.txt",
+            "checkpoints/step-1/state.pt",
+            "metrics.jsonl",
+            "traceback.txt",
+            ".x.12345678",
+        ):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(name)
+        (folder / "result.json").write_text(json.dumps({"digest": digest, "metrics": {}}))
+
+    return write

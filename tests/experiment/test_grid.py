@@ -9,7 +9,7 @@ from attnbench.core.files import dump_yaml, parse_yaml
 from attnbench.experiment.axes import with_budgets
 from attnbench.experiment.document import read_document
 from attnbench.experiment.grid import expand, only
-from attnbench.experiment.run import write_grid
+from attnbench.experiment.grid_file import write_grid
 from attnbench.models.base import ModelSpec, models
 
 HEAD = """\

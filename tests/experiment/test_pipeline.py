@@ -14,8 +14,9 @@ import attnbench
 from attnbench.core.errors import AttnbenchError, DataError
 from attnbench.core.files import read_jsonl
 from attnbench.experiment.environment import environment
+from attnbench.experiment.grid_file import write_grid
 from attnbench.experiment.pipeline import Place, build_model, content_sha256, count_parameters, run_cell
-from attnbench.experiment.run import Run, environments, write_grid
+from attnbench.experiment.run import Run, environments
 from attnbench.report.collect import collect
 from attnbench.train import runtime as runtime_module
 from attnbench.train.runtime import Runtime

@@ -1,0 +1,26 @@
+"""What the files of a run are called: a table's in runs/<name>, a cell's in runs/<name>/cells/<its folder>."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SPEC = "spec.yaml"
+"""As it was given in a table's folder, resolved in a cell's."""
+GRID = "grid.json"
+CELLS = "cells"
+TESTS = "significance.json"
+"""What is remembered of paired tests, under hashes of the lines that were tested (report/significance.py)."""
+
+RESULT = "result.json"
+"""Written last: a cell that has it is done."""
+LOG = "metrics.jsonl"
+ENVIRONMENT = "env.json"
+OUTPUTS = "hyps"
+CHECKPOINTS = "checkpoints"
+ERROR, TRACEBACK = "error.txt", "traceback.txt"
+LOCK = "lock"
+
+
+def cell_folder(root: Path, name: str) -> Path:
+    """The folder of the cell called `name` in the table's folder `root`."""
+    return root / CELLS / name

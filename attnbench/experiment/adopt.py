@@ -1,0 +1,83 @@
+"""Finished cells of other tables: the run that is there already need not be made twice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from attnbench.core.files import write_atomic, write_json
+from attnbench.core.lock import LockedError, locked
+from attnbench.core.run_files import CELLS, CHECKPOINTS, ERROR, LOCK, RESULT, TESTS, TRACEBACK, cell_folder
+from attnbench.experiment.grid import Cell
+
+_UNSAVED = (CHECKPOINTS, LOCK, ERROR, TRACEBACK)
+"""What a copy of a finished cell leaves behind."""
+
+
+def adopt(root: Path, cell: Cell, elsewhere: Iterable[Path], content: str | None = None) -> Path | None:
+    """Copy the finished cell of the same digest from one of the folders `elsewhere`, checkpoints aside.
+
+    content: hash of the data prepared here; a cell made from other data is not the same run. None: not known.
+    Returns where it was found, None if nowhere: the same run need not be made twice for two tables.
+    """
+    target = cell_folder(root, cell.folder)
+    found = find_done(root, cell, elsewhere, content)
+    if found is not None:
+        try:
+            with locked(target / LOCK):
+                _copy(found, target)
+        except LockedError:  # whoever runs it will finish it
+            return None
+        _remember_tests(found.parents[1] / TESTS, root / TESTS)
+    return found
+
+
+def find_done(root: Path, cell: Cell, elsewhere: Iterable[Path], content: str | None = None) -> Path | None:
+    """The finished cell that `adopt` would copy, None if there is none; touches nothing."""
+    target = cell_folder(root, cell.folder)
+    for place in elsewhere:
+        for result in sorted(place.glob(f"**/{CELLS}/*-{cell.digest[:8]}/{RESULT}")):
+            if result.parent != target and _belongs(result, cell, content):
+                return result.parent
+    return None
+
+
+def _remember_tests(theirs: Path, ours: Path) -> None:
+    """Where the corpus's text is not at hand, tests that were made beside a cell cannot be made again."""
+    own = _mapping(ours)
+    both = {**_mapping(theirs), **own}
+    if both != own:
+        write_json(ours, both)
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _copy(source: Path, target: Path) -> None:
+    for entry in sorted(source.iterdir()):
+        if entry.name in (*_UNSAVED, RESULT) or entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            shutil.copytree(entry, target / entry.name, dirs_exist_ok=True)
+        else:
+            write_atomic(target / entry.name, entry.read_bytes())
+    for name in (ERROR, TRACEBACK):
+        (target / name).unlink(missing_ok=True)
+    write_atomic(target / RESULT, (source / RESULT).read_bytes())
+
+
+def _belongs(result: Path, cell: Cell, content: str | None) -> bool:
+    try:
+        found = json.loads(result.read_bytes())
+        made_from = found.get("data", {}).get("content_sha256")
+        return found["digest"] == cell.digest and (content is None or made_from in (None, content))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # damaged: no result
