@@ -54,9 +54,13 @@ def root_of(experiment: Experiment, settings: Settings) -> Path:
 
 
 def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterator[CellOutcome]:
-    """Run every cell that is not done, here or among committed results; yields the outcome of each as it ends."""
+    """Run every cell that is not done, here or among committed results; yields the outcome of each as it ends.
+
+    A cell whose result is damaged fails, and the others are run.
+    """
     root = root_of(experiment, settings)
-    cells = {cell.folder: cell for cell in experiment.cells}.values()
+    damaged = {} if settings.fresh else _damaged(root, experiment.cells)
+    cells = {cell.folder: cell for cell in experiment.cells if cell.folder not in damaged}.values()
     prepare_data([cell for cell in cells if _may_have_changed(cell, settings)], settings)
     done = [] if settings.fresh else [cell for cell in cells if _found(root, cell, experiment, settings)]
     if done:
@@ -76,6 +80,9 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
     if settings.jobs > 1 and len(pending) > 1 and any(cell.spec.timing for cell in pending):
         log.warning("decoding is timed while other cells run beside it (--jobs %d): the seconds are theirs too; "
                     "compare them from --jobs 1", settings.jobs)  # fmt: skip
+    for cell in experiment.cells:
+        if cell.folder in damaged:
+            yield CellOutcome(cell, damaged[cell.folder])
     with _listeners(settings) as listen:
         executor = choose_executor(
             root, Place(settings.cache, settings.device), jobs=min(settings.jobs, max(1, len(pending))),
@@ -178,11 +185,25 @@ def _content(cell: Cell, settings: Settings) -> str | None:
     return None if data is None else content_sha256(data)
 
 
+def _damaged(root: Path, cells: Iterable[Cell]) -> dict[str, str]:
+    """The folders of cells with a result that cannot be read: what mends each."""
+    found = {}
+    for cell in cells:
+        if is_done(root, cell):
+            try:
+                _made_from(cell_folder(root, cell.folder))
+            except (AttnbenchError, OSError) as error:
+                found[cell.folder] = str(error)
+    return found
+
+
 def _made_from(folder: Path) -> str | None:
+    """Hash of the data that a finished cell was made from. Raises AttnbenchError for a damaged result."""
     result = read_json(folder / RESULT, RUN_AGAIN)
-    if not isinstance(result.get("metrics"), dict):
-        raise AttnbenchError(f"{folder / 'result.json'} is damaged: {RUN_AGAIN}")
-    return result.get("data", {}).get("content_sha256")
+    data = result.get("data", {})
+    if not isinstance(result.get("metrics"), dict) or not isinstance(data, dict):
+        raise AttnbenchError(f"{folder / RESULT} is damaged: {RUN_AGAIN}")
+    return data.get("content_sha256")
 
 
 def prepare_data(cells: Sequence[Cell], settings: Settings) -> None:
@@ -202,13 +223,17 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
     """
     root = root_of(experiment, settings)
     counted: dict[str, int] = {}
+    damaged = {} if settings.fresh else _damaged(root, experiment.cells)
+    for reason in damaged.values():
+        log.warning("%s", reason)
     cells = []
     for cell in experiment.cells:
         key = json.dumps([cell.spec.model.dump(), list(cell.spec.task.model_sizes())])
         if key not in counted:
             counted[key] = count_parameters(cell.spec)
-        own, origin = not settings.fresh and is_done(root, cell), None
-        if not own and not settings.fresh:
+        whole = cell.folder not in damaged and not settings.fresh
+        own, origin = whole and is_done(root, cell), None
+        if not own and whole:
             origin = find_done(root, cell, _elsewhere(experiment, settings), _content(cell, settings))
         cells.append(
             {

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from attnbench.cli import common
-from attnbench.core.errors import AttnbenchError, DataError, SpecError
+from attnbench.core.errors import DataError, SpecError
 from attnbench.core.lock import locked
 from attnbench.experiment import executor, session
 from attnbench.experiment.executor import CellOutcome
@@ -253,13 +253,26 @@ def test_outcomes_come_as_cells_end(bench: Any, ran: list[Cell]):
     assert len(list(outcomes)) == 1
 
 
-@pytest.mark.parametrize("content", ["{}", '{"metrics": 3}'])
-def test_a_result_without_scores_is_damaged_not_done(bench: Any, ran: list[Cell], content: str):
+@pytest.mark.parametrize("content", ["{}", '{"metrics": 3}', '{"digest": ', '{"metrics": {}, "data": 3}'])
+def test_a_damaged_result_is_the_failure_of_its_cell_alone(
+    bench: Any, ran: list[Cell], caplog: pytest.LogCaptureFixture, content: str
+):
     experiment = bench.experiment()
     bench.run(experiment)
-    (bench.cell(experiment, 0) / "result.json").write_text(content)
-    with pytest.raises(AttnbenchError, match=r"result\.json is damaged"):
-        bench.run(experiment)
+    damaged, other = bench.cell(experiment, 0), bench.cell(experiment, 1)
+    (damaged / "result.json").write_text(content)
+    (other / "result.json").unlink()
+    ran.clear()
+    plan = dry_run(experiment, bench.settings())
+    assert [cell["done"] for cell in plan["cells"]] == [False, False]
+    assert f"{damaged / 'result.json'} is damaged" in caplog.text
+    outcomes = {outcome.cell.label: outcome.error for outcome in bench.run(experiment)}
+    assert outcomes == {
+        "budget-1": f"{damaged / 'result.json'} is damaged: delete it and run the cell again", "budget-inf": None,
+    }  # fmt: skip
+    assert [cell.label for cell in ran] == ["budget-inf"]
+    assert (damaged / "result.json").read_text() == content  # nobody's work is thrown away unasked
+    assert [outcome.error for outcome in bench.run(experiment, fresh=True)] == [None, None]
 
 
 def test_a_table_that_another_command_puts_there_meanwhile_is_not_taken_for_ours(bench: Any, ran: list[Cell], caplog):
