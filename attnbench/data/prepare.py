@@ -103,18 +103,30 @@ def _make(recipe: Recipe, path: Path, cache: Path, source: Path | None, offline:
 def _ready(path: Path, recipe: Recipe, source: Path | None, *, tell: bool = True) -> bool:
     if not (path / MANIFEST).exists():
         return False
+    gone = [file for file in recipe.dataset.local_files(source) if not file.exists()]
+    changed = _changed(path, recipe, source)
+    if tell:
+        for file in gone:
+            log.warning("%s is not here; what was prepared from files of these names before serves: %s", file, path)
+        for file in changed:
+            log.warning("%s is not what it was when it was prepared; preparing again", file)
+    return not changed
+
+
+def changed_files(recipe: Recipe, cache: Path, source: Path | None) -> list[Path]:
+    """The user's own files that are not what they were when the recipe was prepared; none where it was not.
+
+    A file that is gone has not changed: once it is prepared it is not needed.
+    """
+    recipe = recipe.plain()
+    path = prepared_path(recipe, cache)
+    return _changed(path, recipe, source) if (path / MANIFEST).exists() else []
+
+
+def _changed(path: Path, recipe: Recipe, source: Path | None) -> list[Path]:
     manifest, files = read_manifest(path), recipe.dataset.local_files(source)
     noted = manifest.get("local_files") or [None] * len(files)  # older ones do not say which file was which
-    for file, digest in zip(files, noted, strict=True):
-        if not file.exists():  # it may be gone once it is prepared
-            if tell:
-                log.warning("%s is not here; what was prepared from files of these names before serves: %s", file, path)
-            continue
-        if _digest_of(file) != digest:
-            if tell:
-                log.warning("%s is not what it was when it was prepared; preparing again", file)
-            return False
-    return True
+    return [file for file, digest in zip(files, noted, strict=True) if file.exists() and _digest_of(file) != digest]
 
 
 def _require_made_from(path: Path, recipe: Recipe, cache: Path, source: Path) -> None:

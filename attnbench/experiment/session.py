@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -180,6 +181,13 @@ def _prepared(cell: Cell, settings: Settings) -> bool:
     return cell.spec.task.prepared(settings.cache) is not None
 
 
+def _changed_files(cells: Iterable[Cell], settings: Settings) -> dict[Path, list[Path]]:
+    """The folders of data that a run would prepare again: the user's own files that have changed since."""
+    tasks = {cell.spec.task.data_path(settings.cache): cell.spec.task for cell in cells}
+    changed = {at: task.changed_files(settings.cache, settings.source) for at, task in tasks.items()}
+    return {at: files for at, files in changed.items() if files}
+
+
 def _content(cell: Cell, settings: Settings) -> str | None:
     data = cell.spec.task.prepared(settings.cache)
     return None if data is None else content_sha256(data)
@@ -224,16 +232,20 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
     root = root_of(experiment, settings)
     counted: dict[str, int] = {}
     damaged = {} if settings.fresh else _damaged(root, experiment.cells)
+    changed = _changed_files(experiment.cells, settings)
     for reason in damaged.values():
         log.warning("%s", reason)
+    for file in dict.fromkeys(itertools.chain(*changed.values())):
+        log.warning("%s is not what it was when it was prepared; a run prepares it again", file)
     cells = []
     for cell in experiment.cells:
         key = json.dumps([cell.spec.model.dump(), list(cell.spec.task.model_sizes())])
         if key not in counted:
             counted[key] = count_parameters(cell.spec)
-        whole = cell.folder not in damaged and not settings.fresh
-        own, origin = whole and is_done(root, cell), None
-        if not own and whole:
+        at = cell.spec.task.data_path(settings.cache)
+        counts = not (settings.fresh or cell.folder in damaged or at in changed)
+        own, origin = counts and is_done(root, cell), None
+        if counts and not own:
             origin = find_done(root, cell, _elsewhere(experiment, settings), _content(cell, settings))
         cells.append(
             {
@@ -241,8 +253,8 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
                 "parameters": counted[key],
                 "done": own or origin is not None,
                 "taken_from": None if origin is None else str(origin),
-                "data": str(cell.spec.task.data_path(settings.cache)),
-                "data_ready": _prepared(cell, settings),
+                "data": str(at),
+                "data_ready": _prepared(cell, settings) and at not in changed,
             }
         )
     return {

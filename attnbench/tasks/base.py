@@ -128,6 +128,10 @@ class TaskSpec(Spec):
         """The user's own files that the data are made from, there or not; none of a corpus that has a home."""
         return []
 
+    def changed_files(self, cache: Path, source: Path | None) -> list[Path]:
+        """Those of `own_files` that are not what they were when they were prepared: `prepare` prepares them again."""
+        return []
+
     def prepare(self, cache: Path, source: Path | None, offline: bool) -> Path:
         """Download, read `source`, or generate; then tokenise. Nothing is done where it was done before."""
         raise NotImplementedError

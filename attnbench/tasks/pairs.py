@@ -18,7 +18,7 @@ from attnbench.data.batching import rounded
 from attnbench.data.corpus import Data
 from attnbench.data.datasets.base import SPLITS
 from attnbench.data.fertility import with_fertilities
-from attnbench.data.prepare import is_prepared, prepare, prepared_path
+from attnbench.data.prepare import changed_files, is_prepared, prepare, prepared_path
 from attnbench.data.recipe import Recipe
 from attnbench.data.tokenizers.word import WordSpec
 from attnbench.metrics.bleu import Score
@@ -57,6 +57,9 @@ class PairSpec(Recipe, TaskSpec):
 
     def own_files(self, source: Path | None) -> list[Path]:
         return self.dataset.local_files(source)
+
+    def changed_files(self, cache: Path, source: Path | None) -> list[Path]:
+        return changed_files(self, cache, source)
 
     def prepare(self, cache: Path, source: Path | None, offline: bool) -> Path:
         return prepare(self, cache=cache, source=source, offline=offline)

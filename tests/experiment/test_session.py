@@ -204,6 +204,28 @@ def test_a_dry_run_knows_what_would_be_taken_over(bench: Any, capsys: pytest.Cap
     assert not bench.runs.exists()
 
 
+def test_a_dry_run_knows_that_own_text_has_changed(
+    bench: Any, ran: list[Cell], tmp_path: Path, snapshot: Any, caplog: pytest.LogCaptureFixture
+):
+    for side in ("de", "en"):
+        (tmp_path / f"t.{side}").write_text("".join(f"haus {line}\n" for line in range(12)))
+    train = f"{{source: {tmp_path}/t.de, target: {tmp_path}/t.en}}"
+    files = f"{{kind: parallel, languages: [de, en], hold_every: 4, train: {train}}}"
+    experiment = bench.experiment({}, f"task={{kind: translation, dataset: {files}, tokenizer: word}}")
+    settings = Settings(bench.runs, tmp_path / "cache")
+    list(run_grid(experiment, settings, "attnbench test"))
+
+    def told() -> set[tuple[bool, bool]]:
+        return {(cell["done"], cell["data_ready"]) for cell in dry_run(experiment, settings)["cells"]}
+
+    assert told() == {(True, True)}
+    (tmp_path / "t.de").write_text("".join(f"hund {line}\n" for line in range(12)))
+    before = snapshot(tmp_path)
+    assert told() == {(False, False)}
+    assert snapshot(tmp_path) == before
+    assert caplog.text.count("t.de is not what it was when it was prepared; a run prepares it again") == 1
+
+
 def test_a_command_ends_with_1_when_a_cell_failed(bench: Any, ran: list[Cell], capsys: pytest.CaptureFixture[str]):
     experiment = bench.experiment(SEEDS)
     with pytest.raises(typer.Exit) as caught:
