@@ -3,7 +3,7 @@
 The largest score of each class of keys, places equal modulo 2 BLOCK_N, is found in one pass. From these alone a row's
 threshold would lie no higher than it does: what is below it has no weight. A second pass lists the rest, ROOM at most;
 weights, contexts and gradients are then computed from the listed keys. A row with more of them, or with a score that is
-no number, is left to the kernels of _kernels.py (`found` > ROOM).
+no number, is left to the kernels of _forward.py and _backward.py (`found` > ROOM).
 """
 
 # The parameters of kernels are written as Triton reads them: `tl.constexpr` is decided when a kernel is compiled.
@@ -14,16 +14,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnbench.attention.backends._kernels import (
+from attnbench.attention.backends._blocks import (
     PRECISION,
     ROUNDS,
-    _alive,
-    _between,
-    _drawn,
-    _kept_at,
-    _load,
-    _mean,
-    _of_rows,
+    alive_in,
+    drawn_for,
+    halfway,
+    kept_at,
+    kept_of_rows,
+    mean_of,
+    rows_from,
 )
 from attnbench.attention.transforms._climb import SETTLED, TOPK, mass_of, step_of
 
@@ -69,7 +69,7 @@ SLOTS: tl.constexpr = tl.constexpr(",".join(["=r"] * 4 + ["f"] * 8 + ["r"] * 8 +
 
 @triton.jit
 def _products(q, keys_of, kn, n, keys, width, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr):
-    return tl.dot(q, tl.trans(_load(keys_of, keys, kn, n, width, BLOCK_N, WIDTH)), input_precision=PRECISION)
+    return tl.dot(q, tl.trans(rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH)), input_precision=PRECISION)
 
 
 @triton.jit
@@ -98,7 +98,7 @@ def choose(
     block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
     first = block * BLOCK_M
-    q = _load(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH)
+    q = rows_from(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH)
     keys_of, valid_of = key + b * kb + h * kh, valid + b * valid_b
     e = tl.load(excess + h)
     end, whole = keys, 0
@@ -118,7 +118,7 @@ def choose(
         s = _products(q, keys_of, kn, n + BLOCK_N, keys, width, BLOCK_N, WIDTH)
         other = tl.maximum(other, s, propagate_nan=tl.PropagateNan.ALL)
     for n in range(paired, end, BLOCK_N):
-        alive = _alive(valid_of, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        alive = alive_in(valid_of, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
         s = tl.where(alive, _products(q, keys_of, kn, n, keys, width, BLOCK_N, WIDTH), float("-inf"))
         if n // BLOCK_N % 2 == 0:
             best = tl.maximum(best, s, propagate_nan=tl.PropagateNan.ALL)
@@ -167,7 +167,7 @@ def choose(
         s = _products(q, keys_of, kn, n, keys, width, BLOCK_N, WIDTH)
         listed = _list(s, scale, low, listed, limit, lists_of, n, earlier, all_of, BLOCK_M, BLOCK_N, ROOM, PLAIN)
     for n in range(whole, end, BLOCK_N):
-        alive = _alive(valid_of, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        alive = alive_in(valid_of, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
         s = tl.where(alive, _products(q, keys_of, kn, n, keys, width, BLOCK_N, WIDTH), float("-inf"))
         listed = _list(s, scale, low, listed, limit, lists_of, n, earlier, all_of, BLOCK_M, BLOCK_N, ROOM, PLAIN)
     listed = tl.where(strange, ROOM + 1, listed.to(tl.int32))
@@ -225,7 +225,7 @@ def mix(
     rows = rows & (number <= ROOM)
     number = tl.where(rows, number, 0)
     e = tl.load(excess + h)
-    drawn = _drawn(seed, bh, DROPOUT)
+    drawn = drawn_for(seed, bh, DROPOUT)
     column = tl.arange(0, ROOM)
     lists_of = lists + place * (2 * ROOM)
     listed = column[None, :] < number[:, None]
@@ -247,7 +247,7 @@ def mix(
                 stay = tl.where(falls, rest, stay)
                 going = tl.max(falls.to(tl.int32), 0)
         least = tl.min(tl.where(s > left[:, None], s, float("inf")), 1)
-        t = _between(tl.maximum(left, t), least)
+        t = halfway(tl.maximum(left, t), least)
         mass = tl.where(s > left[:, None], tl.exp(d), 0.0)
         part = mass
     else:
@@ -282,7 +282,7 @@ def mix(
         v = tl.load(values_of + at[:, None] * vn + wide[None, :], mask=(share > 0.0)[:, None] & inside, other=0.0)
         v = v.to(tl.float32)
         if DROPOUT:
-            kept = _kept_at(drawn, row, at, keys, rate)
+            kept = kept_at(drawn, row, at, keys, rate)
             weight, share = weight * kept, share * kept
         context += weight[:, None] * v
         if GRADIENT and KIND != TOPK:
@@ -326,12 +326,12 @@ def spread(
     number = tl.load(found + place, mask=rows, other=0)
     rows = rows & (number <= ROOM)
     number = tl.where(rows, number, 0)
-    q = _load(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH).to(tl.float32)
-    up = _load(upstream + b * ob + h * oh, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH).to(tl.float32)
-    t, centre, shared = _of_rows(threshold, most, total, place, rows)
-    middle = _mean(up, slope + b * sb + h * sh, sm, mean, row, place, rows, value_width, VALUE_WIDTH)
+    q = rows_from(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH).to(tl.float32)
+    up = rows_from(upstream + b * ob + h * oh, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH).to(tl.float32)
+    t, centre, shared = kept_of_rows(threshold, most, total, place, rows)
+    middle = mean_of(up, slope + b * sb + h * sh, sm, mean, row, place, rows, value_width, VALUE_WIDTH)
     e = tl.load(excess + h)
-    drawn = _drawn(seed, bh, DROPOUT)
+    drawn = drawn_for(seed, bh, DROPOUT)
     lists_of = lists + place * (2 * ROOM)
     narrow, wide = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
     keys_of, values_of = key + b * kb + h * kh, value + b * vb + h * vh
@@ -353,7 +353,7 @@ def spread(
         gain = tl.sum(up * v, 1)
         weight = mass
         if DROPOUT:
-            kept = _kept_at(drawn, row, at, keys, rate)
+            kept = kept_at(drawn, row, at, keys, rate)
             gain = gain * kept
             weight = mass * kept
         changed = tl.where(some, part * (gain - middle) * scale, 0.0)

@@ -1,4 +1,5 @@
-"""Sparse attention in Triton: scores, weights and contexts in one kernel, which never writes a score (_kernels.py).
+"""Sparse attention in Triton: scores, weights and contexts in one kernel, which never writes a score (_forward.py,
+_backward.py).
 
 Long rows of few weights go by lists of the keys that can have one (_listed.py).
 For softmax over the k best keys, sparsemax and alpha-entmax with alpha in (1, 2], in float32, float16 and bfloat16.
@@ -93,7 +94,8 @@ def _room(transform: Fused, query: Tensor, keys: Tensor, scale: float) -> int:
 
 
 class _Kernels(NamedTuple):
-    dense: Any
+    forward: Any
+    backward: Any
     listed: Any
 
 
@@ -103,7 +105,10 @@ def kernels() -> _Kernels | None:
     if not installed():
         return None
     return _Kernels(
-        *(importlib.import_module(f"attnbench.attention.backends.{each}") for each in ("_kernels", "_listed"))
+        *(
+            importlib.import_module(f"attnbench.attention.backends.{each}")
+            for each in ("_forward", "_backward", "_listed")
+        )
     )
 
 
@@ -164,7 +169,7 @@ class _Attention(torch.autograd.Function):
                     values, *listed[:2], out, slope, threshold, most, total, excess,
                     *v, *o, *size, width, given.k, seed, given.dropout, **how, **second, ROOM=given.room,
                 )  # fmt: skip
-            module.dense.forward[_grid(rows, sizes["BLOCK_M"], batch * heads)](
+            module.forward.forward[_grid(rows, sizes["BLOCK_M"], batch * heads)](
                 query, keys, values, out, slope, threshold, most, total, mask, excess, listed.found,
                 *q, *k, *v, *o, mask.stride(0), *size, query.shape[3], width, ahead,
                 given.scale, given.k, seed, given.dropout, **{**where, **how, **sizes}, ROOM=given.room,
@@ -207,7 +212,7 @@ class _Attention(torch.autograd.Function):
             for each in (of_query, of_both, *((of_excess,) if learned else ())):
                 each.zero_()
         elif keys.shape[2] <= sizes["BLOCK_N"] and rows <= _TURNS * sizes["BLOCK_M"] and not given.room:
-            module.dense.backward_short[(batch * heads,)](
+            module.backward.backward_short[(batch * heads,)](
                 *read, through, mean, *kept, mask, excess, of_query, of_excess, of_keys, of_values,
                 *q, *k, *v, *u, *s, *gq, *gk, *gv, mask.stride(0), *size, ahead, given.scale, seed, given.dropout,
                 CAUSAL=given.causal, VALID=ctx.masked, LEARNED=learned, **how, **sizes,
@@ -220,12 +225,12 @@ class _Attention(torch.autograd.Function):
                     *q, *k, *v, *u, *s, *gq, *size, given.scale, seed, given.dropout,
                     **how, WIDTH=sizes["WIDTH"], **second, ROOM=given.room,
                 )  # fmt: skip
-            module.dense.backward_query[_grid(rows, sizes["BLOCK_M"], batch * heads)](
+            module.backward.backward_query[_grid(rows, sizes["BLOCK_M"], batch * heads)](
                 *read, through, mean, *kept, mask, excess, listed.found, of_query, of_excess,
                 *q, *k, *v, *u, *s, *gq, mask.stride(0), *size, ahead, given.scale, seed, given.dropout,
                 LEARNED=learned, **how, **where, **sizes,
             )  # fmt: skip
-            module.dense.backward_key[_grid(keys.shape[2], sizes["BLOCK_N"], batch * heads)](
+            module.backward.backward_key[_grid(keys.shape[2], sizes["BLOCK_N"], batch * heads)](
                 *read, mean, *kept, mask, excess, listed.found, listed.crowded, of_keys, of_values,
                 *q, *k, *v, *u, *gk, *gv, mask.stride(0), *size, ahead, given.scale, seed, given.dropout,
                 **how, **where, **sizes,

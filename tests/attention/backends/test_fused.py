@@ -488,8 +488,8 @@ def test_memories_may_lie_anyhow():
 @pytest.mark.parametrize(("queries", "keys"), [(9, 20), (40, 33), (70, 16)])
 def test_short_rows_are_computed_in_one_go(name, causal, queries, keys, monkeypatch):
     called = []
-    short = fused.kernels().dense.backward_short
-    monkeypatch.setattr(fused.kernels().dense, "backward_short", Watched(short, called))
+    short = fused.kernels().backward.backward_short
+    monkeypatch.setattr(fused.kernels().backward, "backward_short", Watched(short, called))
     valid = torch.ones(2, keys, dtype=torch.bool)
     valid[0, keys - 7 :] = False
     half = given((2, 2, queries, keys, 24, 40))

@@ -16,7 +16,7 @@ _BUILD = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from attnbench.attention.backends import _kernels, _listed
+from attnbench.attention.backends import _backward, _forward, _listed
 from attnbench.attention.transforms import _bounded_kernels, _row_kernels
 
 HALF = {"query", "key", "value", "out", "upstream", "query_slope"}
@@ -46,12 +46,12 @@ def build(kernel, half="*bf16", **fixed):
     print(kernel.__name__, len(made.asm["cubin"]), made.metadata.shared)
 """
 _BLOCKS = """
-for kernel in (_kernels.forward, _kernels.backward_query, _kernels.backward_key, _kernels.backward_short):
+for kernel in (_forward.forward, _backward.backward_query, _backward.backward_key, _backward.backward_short):
     build(kernel, KIND={kind}, {sizes})
 """
 _SHORT = """
-build(_kernels.forward, KIND={kind}, SHORT=True, ROOM=0, BLOCK_M=64, BLOCK_N=64, WIDTH=128, VALUE_WIDTH=128)
-build(_kernels.backward_short, KIND={kind}, BLOCK_M=64, BLOCK_N=64, WIDTH=128, VALUE_WIDTH=128)
+build(_forward.forward, KIND={kind}, SHORT=True, ROOM=0, BLOCK_M=64, BLOCK_N=64, WIDTH=128, VALUE_WIDTH=128)
+build(_backward.backward_short, KIND={kind}, BLOCK_M=64, BLOCK_N=64, WIDTH=128, VALUE_WIDTH=128)
 """
 _AS_SHIPPED, _SMALL = "BLOCK_M=64, BLOCK_N=64", "BLOCK_M=16, BLOCK_N=16, WIDTH=16, VALUE_WIDTH=16"
 _LISTS = """
@@ -61,7 +61,7 @@ build(_listed.spread, KIND={kind}, BLOCK_M=8)
 """
 _IN_FLOAT32 = """
 build(_listed.choose, "*fp32", KIND={kind}, BLOCK_N=64, **WIDE)
-build(_kernels.forward, "*fp32", KIND={kind}, BLOCK_N=32, **WIDE)
+build(_forward.forward, "*fp32", KIND={kind}, BLOCK_N=32, **WIDE)
 """
 
 

@@ -1,0 +1,246 @@
+"""The backward Triton kernels of fused.py: gradients from thresholds, with scores computed anew (_forward.py).
+
+A program takes one block of queries or of keys of one head, or a head whose keys are one block.
+"""
+
+# The parameters of kernels are written as Triton reads them: `tl.constexpr` is decided when a kernel is compiled.
+# pyright: basic, reportOperatorIssue=false, reportArgumentType=false
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from attnbench.attention.backends._blocks import (
+    PRECISION,
+    alive_in,
+    drawn_for,
+    kept_in,
+    kept_of_rows,
+    mean_of,
+    rows_from,
+    scores_of,
+)
+from attnbench.attention.transforms._climb import SMALL, TOPK, log_over_e, mass_of
+
+
+@triton.jit
+def _weights(s, alive, t, centre, total, e, KIND: tl.constexpr):
+    """The weights of a block, and the part of them that the gradient goes through."""
+    d = s - centre[:, None]
+    if KIND == TOPK:
+        mass = tl.where((s >= t[:, None]) | (d != d), tl.exp(d), 0.0) / total[:, None]
+        part = mass
+    else:
+        mass, part = mass_of(d, t[:, None], e, KIND)
+        mass = mass / total[:, None]
+    return tl.where(alive, mass, 0.0), tl.where(alive, part, 0.0)
+
+
+@triton.jit
+def _of_alpha(d, gain, mass, part, t, e):
+    """What the gradient for alpha is made of, of a block of keys.
+
+    With l = log p, g = (e^(-e l) - 1 + e l) / e^2, and sums over the row H = -sum p l, M = sum p g, weights move with
+    alpha as `p (M - g - (H + e M) l - H m) / (1 + e H + e^2 M)`, with m = e g - l: proposition 1 of Correia et al. 2019
+    without its differences of near equals over e. part: over the row's total, like the mass.
+    """
+    once = tl.where(mass > 0.0, log_over_e(d, t[:, None], e), 0.0)  # log p
+    w = -e * once
+    series = mass * once * once * (1 / 2 + w * (1 / 6 + w * (1 / 24 + w * (1 / 120 + w / 720))))
+    twice = tl.where(tl.abs(w) < SMALL, series, (part - mass + e * mass * once) / (e * e))
+    once = mass * once
+    return (
+        tl.sum(gain * mass, 1), tl.sum(gain * once, 1), tl.sum(gain * twice, 1), tl.sum(once, 1), tl.sum(twice, 1)
+    )  # fmt: skip
+
+
+@triton.jit
+def _slope_of_alpha(gain_0, gain_1, gain_2, sum_1, sum_2, e):
+    """The gradient for alpha of each row."""
+    moved = sum_2 * (gain_0 - e * gain_1) - gain_2 * (1.0 - e * sum_1)
+    return moved / (1.0 + e * (e * sum_2 - sum_1))
+
+
+@triton.jit
+def backward_query(
+    query, key, value, upstream, slope, mean, threshold, most, total, valid, excess, found, query_slope, alpha_slope,
+    qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, sb, sh, sm, gb, gh, gm, valid_b,
+    heads, queries, keys, width, value_width, ahead, scale, seed, rate,
+    KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr, LEARNED: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROOM: tl.constexpr,
+):  # fmt: skip
+    """Gradients of one block of queries. slope: as forward left it; where it leaves none, the contexts. ROOM: as there.
+    LEARNED: also each row's gradient for alpha."""
+    blocks = tl.cdiv(queries, BLOCK_M)
+    block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
+    b, h = bh // heads, bh % heads
+    first = block * BLOCK_M
+    q = rows_from(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH)
+    up = rows_from(upstream + b * ob + h * oh, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH)
+    row = first + tl.arange(0, BLOCK_M)
+    place = bh * queries + row
+    there = row < queries
+    if ROOM > 0:
+        there = there & (tl.load(found + place, mask=there, other=0) > ROOM)
+        if tl.max(there.to(tl.int32), 0) == 0:
+            return
+    t, centre, shared = kept_of_rows(threshold, most, total, place, there)
+    middle = mean_of(up, slope + b * sb + h * sh, sm, mean, row, place, there, value_width, VALUE_WIDTH)
+    e = tl.load(excess + h)
+    drawn = drawn_for(seed, bh, DROPOUT)
+    end = keys
+    if CAUSAL:
+        end = tl.minimum(keys, first + BLOCK_M + ahead)
+    of_query = tl.zeros([BLOCK_M, WIDTH], tl.float32)
+    gain_0 = tl.zeros([BLOCK_M], tl.float32)
+    gain_1 = tl.zeros([BLOCK_M], tl.float32)
+    gain_2 = tl.zeros([BLOCK_M], tl.float32)
+    sum_1 = tl.zeros([BLOCK_M], tl.float32)
+    sum_2 = tl.zeros([BLOCK_M], tl.float32)
+    for n in range(0, end, BLOCK_N):
+        alive = alive_in(valid + b * valid_b, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        k = rows_from(key + b * kb + h * kh, keys, kn, n, width, BLOCK_N, WIDTH)
+        v = rows_from(value + b * vb + h * vh, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH)
+        s = scores_of(q, k, alive, scale)
+        mass, part = _weights(s, alive, t, centre, shared, e, KIND)
+        gain = tl.dot(up, tl.trans(v), input_precision=PRECISION)
+        if DROPOUT:
+            gain = gain * kept_in(drawn, first, n, keys, rate, BLOCK_M, BLOCK_N)
+        if LEARNED:
+            sums = _of_alpha(s - centre[:, None], gain, mass, part / shared[:, None], t, e)
+            gain_0 += sums[0]
+            gain_1 += sums[1]
+            gain_2 += sums[2]
+            sum_1 += sums[3]
+            sum_2 += sums[4]
+        changed = tl.where(part == 0.0, 0.0, part * (gain - middle[:, None]) * scale)
+        of_query += tl.dot(changed.to(k.dtype), k, input_precision=PRECISION)
+    column = tl.arange(0, WIDTH)
+    at = row[:, None] * gm + column[None, :]
+    tl.store(
+        query_slope + b * gb + h * gh + at, of_query.to(query_slope.dtype.element_ty),
+        mask=there[:, None] & (column < width)[None, :],
+    )  # fmt: skip
+    if LEARNED:
+        tl.store(alpha_slope + place, _slope_of_alpha(gain_0, gain_1, gain_2, sum_1, sum_2, e), mask=there)
+
+
+@triton.jit
+def backward_key(
+    query, key, value, upstream, mean, threshold, most, total, valid, excess, found, crowded, key_slope, value_slope,
+    qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, gb, gh, gn, wb, wh, wn, valid_b,
+    heads, queries, keys, width, value_width, ahead, scale, seed, rate,
+    KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROOM: tl.constexpr,
+):  # fmt: skip
+    """Gradients of one block of keys and values. ROOM: as in forward; what other rows gave is there, and added to."""
+    blocks = tl.cdiv(keys, BLOCK_N)
+    block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
+    b, h = bh // heads, bh % heads
+    if ROOM > 0:  # noqa: SIM102 - decided when compiled, so not one condition
+        if tl.load(crowded + bh) == 0:
+            return
+    n = block * BLOCK_N
+    k = rows_from(key + b * kb + h * kh, keys, kn, n, width, BLOCK_N, WIDTH)
+    v = rows_from(value + b * vb + h * vh, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH)
+    e = tl.load(excess + h)
+    drawn = drawn_for(seed, bh, DROPOUT)
+    of_key = tl.zeros([BLOCK_N, WIDTH], tl.float32)
+    of_value = tl.zeros([BLOCK_N, VALUE_WIDTH], tl.float32)
+    begin = 0
+    if CAUSAL:
+        begin = tl.maximum(0, n - ahead) // BLOCK_M * BLOCK_M
+    for first in range(begin, queries, BLOCK_M):
+        row = first + tl.arange(0, BLOCK_M)
+        rows = row < queries
+        if ROOM > 0:
+            rows = rows & (tl.load(found + bh * queries + row, mask=rows, other=0) > ROOM)
+            going = tl.max(rows.to(tl.int32), 0)
+        else:
+            going = 1
+        if going > 0:
+            q = rows_from(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH)
+            up = rows_from(upstream + b * ob + h * oh, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH)
+            t, centre, shared = kept_of_rows(threshold, most, total, bh * queries + row, rows)
+            middle = tl.load(mean + bh * queries + row, mask=rows, other=0.0)
+            alive = alive_in(valid + b * valid_b, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+            alive = alive & rows[:, None]
+            s = scores_of(q, k, alive, scale)
+            mass, part = _weights(s, alive, t, centre, shared, e, KIND)
+            slope = tl.dot(up, tl.trans(v), input_precision=PRECISION)
+            if DROPOUT:
+                kept = kept_in(drawn, first, n, keys, rate, BLOCK_M, BLOCK_N)
+                slope = slope * kept
+                mass = mass * kept
+            changed = tl.where(part == 0.0, 0.0, part * (slope - middle[:, None]) * scale)
+            of_value += tl.dot(tl.trans(mass).to(up.dtype), up, input_precision=PRECISION)
+            of_key += tl.dot(tl.trans(changed).to(q.dtype), q, input_precision=PRECISION)
+    row = n + tl.arange(0, BLOCK_N)
+    for_key, for_value = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
+    of_keys = key_slope + b * gb + h * gh + row[:, None] * gn + for_key[None, :]
+    of_values = value_slope + b * wb + h * wh + row[:, None] * wn + for_value[None, :]
+    key_there = (row < keys)[:, None] & (for_key < width)[None, :]
+    value_there = (row < keys)[:, None] & (for_value < value_width)[None, :]
+    if ROOM > 0:
+        of_key += tl.load(of_keys, mask=key_there, other=0.0)
+        of_value += tl.load(of_values, mask=value_there, other=0.0)
+    tl.store(of_keys, of_key.to(key_slope.dtype.element_ty), mask=key_there)
+    tl.store(of_values, of_value.to(value_slope.dtype.element_ty), mask=value_there)
+
+
+@triton.jit
+def backward_short(
+    query, key, value, upstream, slope, mean, threshold, most, total, valid, excess,
+    query_slope, alpha_slope, key_slope, value_slope,
+    qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, sb, sh, sm, gb, gh, gm, cb, ch, cn, wb, wh, wn, valid_b,
+    heads, queries, keys, width, value_width, ahead, scale, seed, rate,
+    KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr, LEARNED: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """All gradients of one head whose keys are one block: scores and weights are computed once for them."""
+    bh = tl.program_id(0).to(tl.int64)
+    b, h = bh // heads, bh % heads
+    k = rows_from(key + b * kb + h * kh, keys, kn, 0, width, BLOCK_N, WIDTH)
+    v = rows_from(value + b * vb + h * vh, keys, vn, 0, value_width, BLOCK_N, VALUE_WIDTH)
+    e = tl.load(excess + h)
+    drawn = drawn_for(seed, bh, DROPOUT)
+    of_key = tl.zeros([BLOCK_N, WIDTH], tl.float32)
+    of_value = tl.zeros([BLOCK_N, VALUE_WIDTH], tl.float32)
+    narrow, wide = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
+    for first in range(0, queries, BLOCK_M):
+        q = rows_from(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH)
+        up = rows_from(upstream + b * ob + h * oh, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH)
+        row = first + tl.arange(0, BLOCK_M)
+        place, rows = bh * queries + row, row < queries
+        t, centre, shared = kept_of_rows(threshold, most, total, place, rows)
+        middle = mean_of(up, slope + b * sb + h * sh, sm, mean, row, place, rows, value_width, VALUE_WIDTH)
+        alive = alive_in(valid + b * valid_b, queries, 0, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        s = scores_of(q, k, alive, scale)
+        mass, part = _weights(s, alive, t, centre, shared, e, KIND)
+        gain = tl.dot(up, tl.trans(v), input_precision=PRECISION)
+        weight = mass
+        if DROPOUT:
+            kept = kept_in(drawn, first, 0, keys, rate, BLOCK_M, BLOCK_N)
+            gain = gain * kept
+            weight = mass * kept
+        if LEARNED:
+            sums = _of_alpha(s - centre[:, None], gain, mass, part / shared[:, None], t, e)
+            moved = _slope_of_alpha(sums[0], sums[1], sums[2], sums[3], sums[4], e)
+            tl.store(alpha_slope + place, moved, mask=rows)
+        changed = tl.where(part == 0.0, 0.0, part * (gain - middle[:, None]) * scale)
+        of_query = tl.dot(changed.to(k.dtype), k, input_precision=PRECISION)
+        tl.store(
+            query_slope + b * gb + h * gh + row[:, None] * gm + narrow[None, :],
+            of_query.to(query_slope.dtype.element_ty), mask=rows[:, None] & (narrow < width)[None, :],
+        )  # fmt: skip
+        of_value += tl.dot(tl.trans(weight).to(up.dtype), up, input_precision=PRECISION)
+        of_key += tl.dot(tl.trans(changed).to(q.dtype), q, input_precision=PRECISION)
+    at = tl.arange(0, BLOCK_N)
+    tl.store(
+        key_slope + b * cb + h * ch + at[:, None] * cn + narrow[None, :], of_key.to(key_slope.dtype.element_ty),
+        mask=(at < keys)[:, None] & (narrow < width)[None, :],
+    )  # fmt: skip
+    tl.store(
+        value_slope + b * wb + h * wh + at[:, None] * wn + wide[None, :], of_value.to(value_slope.dtype.element_ty),
+        mask=(at < keys)[:, None] & (wide < value_width)[None, :],
+    )  # fmt: skip

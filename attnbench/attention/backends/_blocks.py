@@ -1,0 +1,93 @@
+"""Parts of the Triton kernels of fused.py: blocks of rows, of scores, and what dropout leaves of weights."""
+
+# The parameters of kernels are written as Triton reads them: `tl.constexpr` is decided when a kernel is compiled.
+# pyright: basic, reportOperatorIssue=false, reportArgumentType=false
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+PRECISION: tl.constexpr = tl.constexpr("tf32x3")
+"""Of products in float32, to about its own accuracy; other types know one precision."""
+ROUNDS: tl.constexpr = tl.constexpr(200)
+"""Searches end long before; what has no root (NaN) ends here."""
+
+
+@triton.jit
+def rows_from(start, rows, row_stride, begin, width, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """Rows from `begin` on of a matrix in memory; 0 beyond its ends."""
+    row = begin + tl.arange(0, BLOCK)
+    column = tl.arange(0, WIDTH)
+    there = (row < rows)[:, None] & (column < width)[None, :]
+    return tl.load(start + row[:, None] * row_stride + column[None, :], mask=there, other=0.0)
+
+
+@triton.jit
+def alive_in(valid, rows, first_key, first_query, keys, ahead, CAUSAL: tl.constexpr, VALID: tl.constexpr,
+             BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
+    """Which keys of a block the queries of a block may look at. ahead: the position of query 0 among the keys."""
+    k = first_key + tl.arange(0, BLOCK_N)
+    q = first_query + tl.arange(0, BLOCK_M)
+    alive = (q < rows)[:, None] & (k < keys)[None, :]
+    if VALID:
+        alive = alive & (tl.load(valid + k, mask=k < keys, other=0) != 0)[None, :]
+    if CAUSAL:
+        alive = alive & (k[None, :] <= q[:, None] + ahead)
+    return alive
+
+
+@triton.jit
+def scores_of(q, k, alive, scale):
+    """-inf where a key is not looked at."""
+    products = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    return tl.where(alive, products * scale, float("-inf"))
+
+
+@triton.jit
+def drawn_for(seed, bh, DROPOUT: tl.constexpr):
+    """What seeds the dropout of one head. seed: where it lies on the device, on which it is drawn for each call."""
+    drawn = bh
+    if DROPOUT:
+        drawn += tl.load(seed)
+    return drawn
+
+
+@triton.jit
+def kept_in(seed, first_query, first_key, keys, rate, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """What dropout multiplies the weights of a block by; the same wherever it is asked for."""
+    q = first_query + tl.arange(0, BLOCK_M)
+    k = first_key + tl.arange(0, BLOCK_N)
+    return kept_at(seed, q[:, None], k[None, :], keys, rate)
+
+
+@triton.jit
+def kept_at(seed, q, k, keys, rate):
+    return tl.where(tl.rand(seed, q * keys + k) >= rate, 1.0 / (1.0 - rate), 0.0)
+
+
+@triton.jit
+def halfway(left, least):
+    """Halfway from the best key that is left out to the least that is not, so that a score that is rounded otherwise
+    falls on the same side."""
+    middle = left + (least - left) * 0.5
+    return tl.where(left == float("-inf"), left, tl.where(middle > left, middle, least))
+
+
+@triton.jit
+def kept_of_rows(threshold, most, total, place, there):
+    """What forward kept of each row."""
+    t = tl.load(threshold + place, mask=there, other=0.0)
+    centre = tl.load(most + place, mask=there, other=0.0)
+    shared = tl.load(total + place, mask=there, other=1.0)
+    return t, centre, shared
+
+
+@triton.jit
+def mean_of(up, slope, row_stride, mean, row, place, there, value_width, VALUE_WIDTH: tl.constexpr):
+    """Of the gradient of each row's weights, under the part that it goes through; kept in `mean`."""
+    column = tl.arange(0, VALUE_WIDTH)
+    inside = there[:, None] & (column < value_width)[None, :]
+    of_row = tl.load(slope + row[:, None] * row_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    middle = tl.sum(up.to(tl.float32) * of_row, 1)
+    tl.store(mean + place, middle, mask=there)
+    return middle
