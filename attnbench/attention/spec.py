@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from attnbench.attention.backends.base import choose
+from attnbench.attention.backends.base import choose, require_width
 from attnbench.attention.biases.base import BiasField
 from attnbench.attention.coverage.base import CoverageField
 from attnbench.attention.modules.base import Attention, ModuleField, modules
@@ -114,8 +114,25 @@ class SiteSpec(Spec):
             part = getattr(site, name)
             if part != type(site).model_fields[name].get_default(call_default_factory=True):
                 raise ValueError(f"the module '{site.module.kind}' has no {name}; drop `{name}: {part.kind}`")
-        choose(site._stages(), role)
+        if "score" in site.module.stages:
+            choose(site._stages(), role)
         return site
+
+    def unused_at(self, role: Role) -> Iterator[tuple[str, str]]:
+        """As `unused`, of a resolved site that stands there."""
+        scores = "score" in self.module.stages
+        most = self.pattern.most(role) if scores else self.module.most
+        kept, left = self.transform.keep(role), most
+        if most is not None and kept is not None and kept.kind == self.pattern.kind:
+            left = most - (kept.most(role) or 0)  # those that it chooses among
+        if left is not None and self.transform.is_softmax(left) and not self.transform.is_softmax():
+            whose = f"the pattern '{self.pattern.kind}'" if scores else f"the module '{self.module.kind}'"
+            yield (
+                "transform",
+                f"{whose} leaves a row {most} keys at most, and '{self.transform.kind}' keeps all",
+            )
+        if self.backend != "auto" and not scores:
+            yield "backend", f"the module '{self.module.kind}' compares no queries with keys"
 
     def _stages(self) -> Site:
         return Site(self.score, self.pattern, self.transform, self.sparsify, self.bias, self.coverage, self.backend)
@@ -134,9 +151,12 @@ class SiteSpec(Spec):
                 return f"the {name} '{part.kind}'"
         return None if self.coverage is None else f"the coverage '{self.coverage.kind}'"
 
-    def check(self, query_width: int, key_width: int) -> None:
-        """Raise ValueError where this cannot stand between queries and keys of these widths."""
+    def check(self, query_width: int, key_width: int, heads: int = 1) -> None:
+        """Raise ValueError where this cannot stand between queries and keys of these widths, split over so many
+        heads."""
         self.module.check(self._stages(), query_width, key_width)
+        if "score" in self.module.stages:
+            require_width(self.backend, max(query_width, key_width) // heads)
 
     def build(self, role: Role, width: int, dims: Dims, dropout: float) -> Attention:
         """The module of one layer."""
@@ -209,6 +229,18 @@ class Sites(Spec):
         except ValueError:
             return False
         return True
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        sites: dict[Role, SiteSpec] = {role: self.site(role) for role in self.roles}
+        for role, site in sites.items():
+            for path, why in site.unused_at(role):
+                yield f"{role}.{path}", why
+        dense_later: list[Role] = [role for role, site in sites.items() if site.sparsify == "train"]
+        if dense_later and all(sites[role].transform.is_softmax() for role in dense_later):
+            yield f"{dense_later[0]}.sparsify", "in eval mode softmax takes the transform's place, which is softmax"
+        banded: list[Role] = [role for role, site in sites.items() if site.backend == "banded"]
+        if banded and all(choose(sites[role]._stages(), role).backend == "dense" for role in banded):
+            yield f"{banded[0]}.backend", "'banded' needs a pattern of self-attention that leaves keys out"
 
     def require(self, longest_source: int | None) -> None:
         """Raise ValueError when a module misses a field that this length, of the longest source, cannot replace."""

@@ -127,10 +127,13 @@ def packaged_spec(name: str) -> Path:
 def conduct(experiment: Experiment, chosen: Settings, *, dry: bool, as_json: bool) -> None:
     """Run the grid and print its table, or with `dry` what would run. Exits with 1 when a cell failed."""
     from attnbench.experiment.session import dry_run, root_of, run_grid
+    from attnbench.experiment.unused import unused
     from attnbench.train.runtime import choose_device
 
     choose_device(chosen.device)  # a device that is not there is an error now, not the failure of every cell
     _check_names(experiment)
+    for line in unused(experiment):
+        logging.getLogger("attnbench").warning("%s", line)
     if dry:
         show_dry_run(dry_run(experiment, chosen), as_json=as_json)
         return

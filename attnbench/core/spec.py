@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -50,10 +50,9 @@ class Spec(BaseModel):
         A field added later with a default that keeps the old behaviour leaves old digests, and so old results, valid.
         """
         content = {}
-        for name, field in type(self).model_fields.items():
-            value = getattr(self, name)
-            if name == "kind" or field.is_required() or value != field.get_default(call_default_factory=True):
-                content[name] = _canonical(value)
+        for name in type(self).model_fields:
+            if name == "kind" or self.is_set(name):
+                content[name] = _canonical(getattr(self, name))
         return content
 
     def digest(self) -> str:
@@ -61,10 +60,32 @@ class Spec(BaseModel):
         text = json.dumps(self.canonical(), sort_keys=True, ensure_ascii=False, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
+    def is_set(self, name: str) -> bool:
+        """Whether a field differs from its default; resolved specs spell out every field."""
+        field = type(self).model_fields[name]
+        return field.is_required() or getattr(self, name) != field.get_default(call_default_factory=True)
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        """Fields that are set and change nothing as the others stand: dotted path below this spec, and why.
+
+        They are told before a run and not refused: a sweep may well come by such a place.
+        """
+        return iter(())
+
     def replace(self, **changes: Any) -> Self:
         """The same spec with some fields changed, validated again."""
         values = {name: getattr(self, name) for name in self.model_fields_set}
         return type(self).model_validate({**values, **changes})
+
+
+def unused_fields(spec: Spec, at: YamlPath = ()) -> Iterator[tuple[YamlPath, str]]:
+    """What a spec, and those within it, tell by `unused`: path and why."""
+    for path, why in spec.unused():
+        yield (*at, *path.split(".")), why
+    for name in type(spec).model_fields:
+        value = getattr(spec, name)
+        if isinstance(value, Spec):
+            yield from unused_fields(value, (*at, name))
 
 
 def _canonical(value: Any) -> Any:

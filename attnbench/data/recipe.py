@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -68,6 +68,14 @@ class Recipe(Spec):
         if self.block is not None and not self.dataset.documents:
             raise ValueError(f"block: the corpus '{self.dataset.kind}' does not say where a document ends; drop it")
         return self
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if self.split_hyphens and self.pretokenize == "none":
+            yield "split_hyphens", "it is a part of tokenising, and pretokenize is 'none'"
+        if getattr(self.dataset, "tokenized", False):
+            for name in ("normalize", "split_hyphens"):
+                if getattr(self, name):
+                    yield name, "the text is tokenised already (dataset.tokenized) and is taken as it is"
 
     def plain(self) -> Recipe:
         """The recipe alone, if this is a spec that holds more: the digest is of what decides the data."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -36,6 +37,10 @@ class CellSpec(Spec):
     """Measure how long decoding takes; left out: it is not measured apart."""
     seed: int = Field(default=1, ge=0)
     """Seed of weights, dropout and the order of batches."""
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if getattr(self.search, "n_best", 1) > 1:
+            yield "search.n_best", "one output a source is scored"
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, NamedTuple, Self
 
 import torch
@@ -76,8 +77,19 @@ class ConvS2SSpec(ModelSpec):
         if self.embedding % self.heads:
             raise ValueError(f"embedding {self.embedding} cannot be split over {self.heads} heads; make it a multiple")
         require_parallel(self.attention, "ConvS2S")
-        self.attention.cross.check(self.embedding, self.embedding)
+        self.attention.cross.check(self.embedding, self.embedding, self.heads if self._split else 1)
         return self
+
+    @property
+    def _split(self) -> bool:
+        """Whether its attention has heads."""
+        return self.attention.cross.module.kind == "multihead"
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if self.heads > 1 and not self._split:
+            yield "heads", f"attention.cross has the module '{self.attention.cross.module.kind}', not 'multihead'"
+        if self.share_attention and (self.decoder_layers or self.layers) == 1:
+            yield "share_attention", "one decoder layer has nobody to share with"
 
     def check(self, sizes: Sizes) -> None:
         self.attention.require(sizes.longest_source)

@@ -11,6 +11,7 @@ A decoder step, with s the decoder state, c the context, e the embedded input to
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
@@ -91,12 +92,22 @@ class RecurrentSpec(ModelSpec):
                 f"{self.attention.cross.looks_back} of attention.cross bounds what each source word receives; say how "
                 "much that may be, as in `fertility: {kind: constant, value: 3}`"
             )
+        pattern, transform = self.attention.cross.pattern.kind, self.attention.cross.transform
+        if pattern != "full" and getattr(transform, "on_infeasible", None) == "raise":
+            raise ValueError(
+                f"the pattern '{pattern}' may leave out EOS, which takes what no word may, and then the transform "
+                f"'{transform.kind}' has no solution; take `pattern: full`, or `on_infeasible: saturate`"
+            )
         if self.fertility is not None and not self.attention.cross.spends:
             raise ValueError(
                 f"nothing spends the fertility '{self.fertility.kind}'; drop it, or take a transform that does, like "
                 "`attention: {cross: {transform: csparsemax}}`"
             )
         return self
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if self.attention_dropout and not self.attends:
+            yield "attention_dropout", f"the module '{self.attention.cross.module.kind}' has no weights"
 
     @property
     def attends(self) -> bool:

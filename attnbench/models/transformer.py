@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Self
 import torch
 from jaxtyping import Bool, Float, Int
 from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
 from attnbench.attention.modules.base import SelfAttention
@@ -80,9 +81,13 @@ class TransformerSpec(ModelSpec):
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, raw: Any) -> Any:
-        if isinstance(raw, Mapping) and isinstance(raw.get("preset"), str) and raw["preset"] in PRESETS:
-            return {**PRESETS[raw["preset"]], **raw}
-        return raw
+        if not isinstance(raw, Mapping) or not isinstance(raw.get("preset"), str) or raw["preset"] not in PRESETS:
+            return raw
+        sizes = PRESETS[raw["preset"]]
+        if sizes.keys() <= raw.keys() and raw["preset"] != "base":  # which resolved specs once held, beside all sizes
+            why = f"'{raw['preset']}' decides nothing, since {', '.join(sizes)} are all given; drop it, or one of them"
+            raise PydanticCustomError("idle_preset", "{message}", {"message": f"preset {why}"})
+        return {**sizes, **raw}
 
     @model_validator(mode="after")
     def _forget_preset(self) -> Self:
@@ -101,7 +106,7 @@ class TransformerSpec(ModelSpec):
     def _fits(self) -> Self:
         require_parallel(self.attention, "Transformer")
         for role in ROLES:
-            self.attention.site(role).check(self.width, self.width)
+            self.attention.site(role).check(self.width, self.width, self.heads)
         return self
 
     def check(self, sizes: Sizes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any, Literal, Self
 
 import torch
@@ -41,6 +42,12 @@ class BeamSpec(SearchSpec):
                 f"n_best ({self.n_best}) is larger than the beam (size {self.size}); raise size or lower n_best"
             )
         return self
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if self.size == 1:
+            for name in ("penalty", "coverage"):
+                if self.is_set(name):
+                    yield name, "a beam of size 1 has nothing to rank"
 
     def build(self) -> Beam:
         return Beam(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from jaxtyping import Bool, Float
@@ -37,6 +38,10 @@ class WuCoverage(CoveragePenaltySpec):
     """0: no penalty; larger favours outputs that have read every word."""
     floor: float = Field(default=0.1, gt=0, le=1)
     """Least that counts as received: sparse attention gives some words nothing at all, whose logarithm is -inf."""
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if self.floor == 1 and self.beta:
+            yield "beta", "with a floor of 1 every word counts as read"
 
     def penalty(self, received: Float[Tensor, "n size S"], words: Bool[Tensor, "n S"]) -> Float[Tensor, "n size"]:
         each = received.clamp(self.floor, 1.0).log().masked_fill(~words[:, None, :], 0.0)

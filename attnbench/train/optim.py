@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal, Self
 
 import torch
@@ -28,6 +28,11 @@ class ScheduleSpec(Spec):
     """Learning rate as a function of the update, counted from 1."""
 
     kind: str
+
+    @property
+    def ends(self) -> int | None:
+        """The update from which on the rate is 0; None: there is none."""
+        return None
 
     def rate(self, step: int, width: int) -> float:
         """The learning rate of update `step`; width: the model's D, which Noam's rule reads."""
@@ -76,6 +81,10 @@ class AdamWSpec(_AdamFields):
 
     kind: Literal["adamw"] = "adamw"
 
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if not self.weight_decay:
+            yield "kind", "with weight_decay 0 it is adam"
+
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         return self._build(torch.optim.AdamW, parameters)
 
@@ -122,6 +131,10 @@ class InverseSqrtSpec(ScheduleSpec):
     minimum: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Floor of the decay."""
 
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if self.warmup == 1 and self.is_set("start"):
+            yield "start", "it is the rate of update 0, and with a warmup of 1 no update is below it"
+
     def rate(self, step: int, width: int) -> float:
         if step < self.warmup:
             return self.start + (self.lr - self.start) * step / self.warmup
@@ -163,6 +176,10 @@ class _DecayFields(ScheduleSpec):
         if self.minimum > self.lr:
             raise ValueError(f"minimum ({self.minimum}) is larger than lr ({self.lr}); lower it")
         return self
+
+    @property
+    def ends(self) -> int | None:
+        return None if self.minimum else self.steps
 
     def rate(self, step: int, width: int) -> float:
         if step < self.warmup:

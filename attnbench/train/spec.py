@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -48,6 +49,24 @@ class TrainSpec(Spec):
     """Validations without a new best after which training ends."""
     average: int = Field(default=1, ge=1)
     """From 2 on: the mean of the weights at the last n validations is what is evaluated; 1: the best one."""
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if self.select == "bleu" and self.average > 1 and self.patience is None:
+            yield "select", f"the mean of the last {self.average} validations is evaluated, whichever is best"
+        if (count := self._validations) is not None:
+            if self.average > count:
+                yield "average", f"there are {count} validations, and all of them are averaged"
+            if self.patience is not None and self.patience >= count:
+                yield "patience", f"there are {count} validations, the first of which is a best one"
+        if (end := self.schedule.ends) is not None and end < self.max_steps:
+            yield "max_steps", f"the rate is 0 from update {end} on; give schedule.minimum, or more schedule.steps"
+
+    @property
+    def _validations(self) -> int | None:
+        """How many there are at most; None: the data decide."""
+        if self.validate_every == "epoch":
+            return self.max_epochs
+        return -(-self.max_steps // self.validate_every)
 
     @field_validator("validate_every", mode="before")
     @classmethod

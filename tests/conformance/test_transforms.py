@@ -118,6 +118,16 @@ def test_rows_sum_to_one(spec, apply):
     close(apply(some_scores()).sum(-1), torch.ones(BATCH, HEADS, QUERIES, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("keys", [1, 2, 3, 4, 5, 9])
+def test_it_is_softmax_where_it_says_so(spec, apply, keys):
+    """Else a user is told that a transform changes nothing, which does."""
+    if spec.is_softmax(keys):
+        scores = some_scores(keys)
+        close(apply(scores), scores.softmax(-1))
+    if spec.is_softmax():
+        assert spec.is_softmax(1000)
+
+
 @pytest.mark.parametrize("shift", [1.0, -37.5, 1e4])
 def test_adding_a_constant_changes_nothing(spec, apply, shift):
     if spec.rows != "simplex":

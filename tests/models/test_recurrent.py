@@ -20,6 +20,9 @@ TARGET = torch.tensor([[1, 4, 6], [1, 8, 3]])
 KINDS = pytest.mark.parametrize("kind", ["lstm", "gru"])
 
 
+BOUNDED: dict[str, Any] = {"pattern": {"kind": "random", "n": 2}, "transform": "csparsemax"}
+
+
 def build(raw: dict[str, Any]) -> Recurrent:
     torch.manual_seed(2)
     spec = models.parse({"layers": 2, "width": WIDTH, "embedding": EMBEDDING, "dropout": 0.0, **raw})
@@ -171,10 +174,17 @@ def test_parameters_of_the_copy_paper(raw, count):
     ({"input_feeding": "context", "attention": {"cross": {"module": "none"}}}, "gives no context"),
     ({"bidirectional": True, "attention": {"cross": {"score": "dot"}}}, "keys of width 1024"),
     ({"attention": {"encoder_self": {"transform": "topk"}}}, "unknown key 'encoder_self'"),
+    ({"attention": {"cross": BOUNDED}, "fertility": {"kind": "constant", "value": 3.0}}, "'random' may leave out EOS"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_when_read(kind, raw, words):
     with pytest.raises(ValueError, match=words):
         models.parse({"kind": kind, **raw})
+
+
+@KINDS
+def test_bounds_that_saturate_may_stand_under_a_pattern(kind):
+    cross = {**BOUNDED, "transform": {"kind": "csparsemax", "on_infeasible": "saturate"}}
+    models.parse({"kind": kind, "attention": {"cross": cross}, "fertility": {"kind": "constant", "value": 3.0}})
 
 
 @KINDS

@@ -275,6 +275,29 @@ def test_a_preset_gives_sizes_and_a_size_beside_it_wins():
     assert parse() == parse(preset="base")
 
 
+def test_a_preset_that_decides_nothing_is_refused():
+    with pytest.raises(ValidationError, match="preset 'big' decides nothing, since layers, width, heads, ffn are all"):
+        parse(preset="big", layers=2, width=64, heads=4, ffn=128)
+
+
+@pytest.mark.parametrize(("heads", "backend", "words"), [
+    (4, {"backend": "flex"}, "the backend 'flex' takes heads of a width of 16 and more, and these have 8"),
+    (1, {"backend": "triton", "transform": {"kind": "topk", "k": 3}}, None),
+    (2, {"backend": "flex"}, None),
+])  # fmt: skip
+def test_kernels_that_do_not_take_heads_of_a_width_are_refused(heads, backend, words):
+    """They had been computed by the definition, under their name."""
+    raw = {"width": 32, "heads": heads, "attention": {"encoder_self": backend}}
+    if words is None:
+        parse(**raw)
+    else:
+        with pytest.raises(ValidationError, match=words):
+            parse(**raw)
+    wide = {"width": 512, "heads": 2, "attention": {"encoder_self": {"backend": "triton", "transform": "sparsemax"}}}
+    with pytest.raises(ValidationError, match="'triton' takes heads of a width of 128 at most, and these have 256"):
+        parse(**wide)
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_and_its_sizes_are_one_spec(preset):
     short, long = parse(preset=preset), parse(**PRESETS[preset])

@@ -9,10 +9,12 @@ from torch import nn
 
 from attnbench.attention.backends.banded import pays_from
 from attnbench.attention.backends.flex import FROM as FLEX_FROM
+from attnbench.attention.backends.flex import NARROWEST
+from attnbench.attention.backends.fused import WIDEST
 from attnbench.attention.backends.picked import draws_all
 from attnbench.attention.patterns.base import hashable
 from attnbench.attention.site import Site
-from attnbench.attention.types import Dims, Role
+from attnbench.attention.types import Backend, Dims, Role
 
 
 class Choice(NamedTuple):
@@ -64,6 +66,16 @@ def _choose(site: Site, role: Role, dropout: float) -> Choice:
     if site.backend == "banded" and site.pattern.sparse and role != "cross":
         raise ValueError(f"the backend 'banded' cannot serve this site: {fault}; drop `backend: banded`")
     return Choice("dense", fault, gpu=_on_a_gpu(site) if site.backend == "auto" else None, picks=picks)
+
+
+def require_width(backend: Backend, width: int) -> None:
+    """Raise ValueError where kernels that were asked for do not take heads of this width."""
+    if backend == "flex" and width < NARROWEST:
+        raise ValueError(f"the backend 'flex' takes heads of a width of {NARROWEST} and more, and these have {width}; "
+                         "make them wider, or drop `backend: flex`")  # fmt: skip
+    if backend == "triton" and width > WIDEST:
+        raise ValueError(f"the backend 'triton' takes heads of a width of {WIDEST} at most, and these have {width}; "
+                         "make them narrower, or drop `backend: triton`")  # fmt: skip
 
 
 def chosen(model: nn.Module) -> dict[str, str]:

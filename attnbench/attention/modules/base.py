@@ -93,6 +93,11 @@ class ModuleSpec(Spec):
     def check(self, site: Site, query_width: int, key_width: int) -> None:
         """Raise ValueError where it cannot stand between queries and keys of these widths."""
 
+    @property
+    def most(self) -> int | None:
+        """The most keys that the site's transform weighs, where the module decides it; None: as many as there are."""
+        return None
+
     def require(self, longest_source: int | None) -> None:
         """Raise ValueError when a field was not given that what is known of the sources' length cannot replace."""
 

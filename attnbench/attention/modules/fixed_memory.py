@@ -6,6 +6,7 @@ Once a source: `alpha_s = f_enc(W_alpha h_s)`, `C_m = sum_s alpha_sm h_s`. Each 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -153,6 +154,23 @@ class FixedMemorySpec(ModuleSpec):
                 "nothing; drop enc_norm, or take a transform like 'softmax'"
             )
         return self
+
+    @property
+    def most(self) -> int:
+        return self.slots
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if not self.positions:
+            for name in ("pe_offset", "longest"):
+                if self.is_set(name):
+                    yield name, "it belongs to `positions: true`"
+        if self.enc_norm == "time":
+            return
+        softmax = self.encoder_transform.is_softmax(self.slots)
+        if softmax and not self.encoder_transform.is_softmax():
+            yield "encoder_transform", f"it keeps all of {self.slots} slots, as softmax does"
+        if softmax and self.positions and self.slots == 1:
+            yield "positions", "one slot takes every state whole, wherever it stands"
 
     def check(self, site: Site, query_width: int, key_width: int) -> None:
         _unbounded("transform", site.transform)

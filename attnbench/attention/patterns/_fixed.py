@@ -37,6 +37,9 @@ class FixedSpec(PatternSpec):
     def from_budget(cls, n: int, role: Role) -> Self | None:
         return cls.model_validate({"n": n}) if role in cls.roles else None
 
+    def most(self, role: Role) -> int | None:
+        return self.n
+
     def require(self) -> None:
         if self.n is None:
             raise ValueError(f"{self.kind} needs to know how many positions a row attends to: give n or a budget")

@@ -88,6 +88,10 @@ class PatternSpec(Spec):
         """Where the keys lie that `mask_mod` of the same arguments allows; None: anywhere."""
         return None
 
+    def most(self, role: Role) -> int | None:
+        """The most keys that any row may look at; None: as many as there are, or nobody knows."""
+        return None
+
     def require(self) -> None:
         """Raise ValueError when a field was not given that has no default, and a budget did not set it either."""
 

@@ -22,6 +22,9 @@ class BigBirdSpec(DrawnSpec):
     kind: Literal["bigbird"] = "bigbird"
     paper: ClassVar[str] = "Zaheer et al. 2020, by positions; Extremely Sparse Transformer, section 4.3"
 
+    def most(self, role: Role) -> int | None:
+        return self.n if role == "decoder_self" else None  # elsewhere the first positions look at all
+
     def mask_mod(
         self, role: Role, layer: int = 0, *, lengths: Int[Tensor, "B"] | None = None, seed: int = 0
     ) -> MaskMod:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
@@ -19,6 +20,10 @@ class DilatedSpec(FixedSpec):
 
     dilation: int = Field(default=2, ge=1)
     """Steps from one attended position to the next; 1 is the window."""
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if self.n == 1 and self.is_set("dilation"):
+            yield "dilation", "n is 1, the position itself"
 
     def near(self, q: Tensor, k: Tensor, n: int, *, causal: bool) -> Tensor:
         first, last = (self.dilation * end for end in reach(n, causal=causal))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attnbench.attention.patterns._fixed import FixedSpec
 from attnbench.attention.patterns.base import Extent, patterns
+from attnbench.attention.types import Role
 
 
 @patterns.register
@@ -15,6 +16,9 @@ class GlobalSpec(FixedSpec):
     """The first n positions attend to all and are attended to by all; others see nothing else, not even themselves."""
 
     kind: Literal["global"] = "global"
+
+    def most(self, role: Role) -> int | None:
+        return self.n if role == "decoder_self" else None  # elsewhere the first positions look at all
 
     def near(self, q: Tensor, k: Tensor, n: int, *, causal: bool) -> Tensor:
         return (k < n) | (q < n)

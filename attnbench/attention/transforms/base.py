@@ -73,6 +73,8 @@ class TransformSpec(Spec):
         super().__init_subclass__(**given)
         if is_outdated(cls, "fused", "build"):
             cls.fused = TransformSpec.fused  # a parent's kernel does not make what this one builds
+        if is_outdated(cls, "is_softmax", "build"):
+            cls.is_softmax = TransformSpec.is_softmax
 
     @property
     def ordered(self) -> bool:
@@ -88,6 +90,10 @@ class TransformSpec(Spec):
 
     def require(self) -> None:
         """Raise ValueError when a field that has no default (k of top-k) was given neither directly nor by a budget."""
+
+    def is_softmax(self, keys: int | None = None) -> bool:
+        """Whether its weights are those of softmax in every row of at most so many keys; None: of any number."""
+        return False
 
     def keep(self, role: Role) -> PatternSpec | None:
         """Where its `keep` comes from at a site; None: it has none."""

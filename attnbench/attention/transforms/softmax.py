@@ -44,6 +44,9 @@ class SoftmaxSpec(TransformSpec):
     kind: Literal["softmax"] = "softmax"
     paper: ClassVar[str] = "Bahdanau et al. 2015; Vaswani et al. 2017, eq. 1"
 
+    def is_softmax(self, keys: int | None = None) -> bool:
+        return True
+
     def build(self, dims: Dims) -> ScoreTransform:
         return softmax
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import partial
 from typing import ClassVar, Literal, Self, get_args
 
@@ -142,6 +143,17 @@ class TopKSpec(TransformSpec):
     def require(self) -> None:
         if not self.model_fields_set & {"k", "ratio"}:
             raise ValueError("topk needs to know how many keys a row keeps: give k, ratio or a budget (k: 0 keeps all)")
+
+    def is_softmax(self, keys: int | None = None) -> bool:
+        if self.ratio is not None:
+            return self.ratio == 1
+        return not self.k or (keys is not None and self.k >= keys)
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if self.is_softmax():
+            for name in ("ties", "at_least"):
+                if self.is_set(name):
+                    yield name, "a row keeps all of its keys"
 
     def build(self, dims: Dims) -> ScoreTransform:
         return partial(topk, k=self.k, ratio=self.ratio, at_least=self.at_least, ties=self.ties)

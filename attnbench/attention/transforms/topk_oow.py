@@ -70,6 +70,10 @@ class TopKOutOfWindowSpec(TransformSpec):
         window = (self.n or 1) // 2
         return WindowSpec(n=window) if window else None
 
+    def is_softmax(self, keys: int | None = None) -> bool:
+        n = self.n or 1
+        return keys is not None and n - n // 2 >= keys
+
     def build(self, dims: Dims) -> ScoreTransform:
         n = self.n or 1
         return partial(topk_oow, k=n - n // 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, Literal, Self
@@ -61,6 +61,10 @@ class DocumentsSpec(DatasetSpec):
             if (files.source == files.target or files.form == "chat") and self.languages.count("en") != 1:
                 raise ValueError(f"{files.source}: one of the two languages of a chat is English; give `en` as one")
         return self
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if self.valid and self.test and self.is_set("hold_every"):
+            yield "hold_every", "valid and test have files of their own, so that nothing is held out"
 
     def pair(self) -> Languages:
         return Languages(*self.languages)

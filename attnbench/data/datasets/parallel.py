@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, Literal, Self
@@ -53,6 +54,12 @@ class ParallelSpec(DatasetSpec):
         if len({files.alignment is None for files in (self.train, *self.more)}) > 1:
             raise ValueError("some of the training text has alignments and some has none; give all of them, or none")
         return self
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if self.valid and self.test and self.is_set("hold_every"):
+            yield "hold_every", "valid and test have files of their own, so that nothing is held out"
+        if self.train.alignment is not None:
+            yield "train.alignment", "no score and no fertility reads it: they learn alignments of their own"
 
     def pair(self) -> Languages:
         return Languages(*self.languages)

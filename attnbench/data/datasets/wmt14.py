@@ -63,8 +63,8 @@ class Wmt14EnDe(DatasetSpec):
         return [remotes]
 
     def hub(self) -> Hub | None:
-        if self.valid != "newstest2013":
-            return None
+        if self.valid != "newstest2013" or self.news_commentary != "v9":
+            return None  # it has one training set
         splits = {"train": "train", "newstest2013": "validation", "newstest2014": "test"}
         return Hub({name: f"{_HUB}/{split}-*.parquet" for name, split in splits.items()})
 

@@ -68,3 +68,13 @@ def test_full_restricts_nothing_and_takes_no_budget():
     assert full.mask_mod("cross") is None
     assert full.mask_mod("decoder_self") is causal
     assert all(type(full).from_budget(4, role) is None for role in ROLES)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
+@pytest.mark.parametrize(("pattern", "role"), CASES)
+def test_no_row_has_more_keys_than_it_says(pattern, role, n):
+    pattern = type(pattern).from_budget(n, role) or pattern
+    most, length = pattern.most(role), 20
+    if most is not None:
+        rule = pattern.mask_mod(role, lengths=torch.tensor([length]))
+        assert int(dense(rule, arange(length, length), HEADS).sum(-1).max()) <= most

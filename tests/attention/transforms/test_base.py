@@ -37,6 +37,12 @@ def test_a_kernel_of_the_parent_does_not_stand_for_what_a_child_builds():
     torch.testing.assert_close(Colder().build(dims)(torch.tensor([1.0, 2.0])), torch.tensor([4.0, 8.0]).softmax(0))
 
 
+def test_a_child_that_builds_otherwise_is_not_called_softmax():
+    assert SoftmaxSpec().is_softmax()
+    assert not Colder().is_softmax()
+    assert Fewer(k=2).is_softmax(2)
+
+
 def test_what_builds_as_its_parent_keeps_the_kernel():
     fewer = Fewer(k=2)
     assert fewer.fused(fewer.build(Dims())) == TopKSpec(k=2).fused(TopKSpec(k=2).build(Dims()))

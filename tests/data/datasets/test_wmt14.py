@@ -51,3 +51,9 @@ def test_the_tests_come_with_the_checksums_that_sacrebleu_ships() -> None:
     assert "test.tgz" in [remote.name for remote in bundle]
     (bundle,) = datasets.parse({"kind": "wmt14-en-de", "valid": "every_100th"}).bundles()
     assert "test.tgz" not in [remote.name for remote in bundle]
+
+
+def test_the_hub_is_asked_only_for_the_training_set_that_it_has() -> None:
+    assert datasets.parse("wmt14-en-de").hub() is not None
+    for other in ({"news_commentary": "v12"}, {"valid": "every_100th"}):
+        assert datasets.parse({"kind": "wmt14-en-de", **other}).hub() is None
