@@ -127,10 +127,7 @@ class SiteSpec(Spec):
             left = most - (kept.most(role) or 0)  # those that it chooses among
         if left is not None and self.transform.is_softmax(left) and not self.transform.is_softmax():
             whose = f"the pattern '{self.pattern.kind}'" if scores else f"the module '{self.module.kind}'"
-            yield (
-                "transform",
-                f"{whose} leaves a row {most} keys at most, and '{self.transform.kind}' keeps all",
-            )
+            yield "transform", f"{whose} leaves a row {most} keys at most, and '{self.transform.kind}' keeps all"
         if self.backend != "auto" and not scores:
             yield "backend", f"the module '{self.module.kind}' compares no queries with keys"
 
@@ -151,12 +148,13 @@ class SiteSpec(Spec):
                 return f"the {name} '{part.kind}'"
         return None if self.coverage is None else f"the coverage '{self.coverage.kind}'"
 
-    def check(self, query_width: int, key_width: int, heads: int = 1) -> None:
-        """Raise ValueError where this cannot stand between queries and keys of these widths, split over so many
-        heads."""
+    def check(self, role: Role, query_width: int, key_width: int, heads: int = 1) -> None:
+        """Raise ValueError where this cannot stand there between queries and keys of these widths. heads: of the
+        model."""
         self.module.check(self._stages(), query_width, key_width)
         if "score" in self.module.stages:
-            require_width(self.backend, max(query_width, key_width) // heads)
+            width = query_width // heads if self.module.headed else max(query_width, key_width)
+            require_width(self.backend, width, role)
 
     def build(self, role: Role, width: int, dims: Dims, dropout: float) -> Attention:
         """The module of one layer."""
@@ -238,7 +236,9 @@ class Sites(Spec):
         dense_later: list[Role] = [role for role, site in sites.items() if site.sparsify == "train"]
         if dense_later and all(sites[role].transform.is_softmax() for role in dense_later):
             yield f"{dense_later[0]}.sparsify", "in eval mode softmax takes the transform's place, which is softmax"
-        banded: list[Role] = [role for role, site in sites.items() if site.backend == "banded"]
+        banded: list[Role] = [
+            role for role, site in sites.items() if site.backend == "banded" and "score" in site.module.stages
+        ]
         if banded and all(choose(sites[role]._stages(), role).backend == "dense" for role in banded):
             yield f"{banded[0]}.backend", "'banded' needs a pattern of self-attention that leaves keys out"
 

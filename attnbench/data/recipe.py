@@ -70,12 +70,8 @@ class Recipe(Spec):
         return self
 
     def unused(self) -> Iterator[tuple[str, str]]:
-        if self.split_hyphens and self.pretokenize == "none":
+        if self.split_hyphens and self.pretokenize == "none" and not getattr(self, "compound_split", False):
             yield "split_hyphens", "it is a part of tokenising, and pretokenize is 'none'"
-        if getattr(self.dataset, "tokenized", False):
-            for name in ("normalize", "split_hyphens"):
-                if getattr(self, name):
-                    yield name, "the text is tokenised already (dataset.tokenized) and is taken as it is"
 
     def plain(self) -> Recipe:
         """The recipe alone, if this is a spec that holds more: the digest is of what decides the data."""

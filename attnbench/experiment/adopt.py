@@ -8,10 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from attnbench.core.errors import AttnbenchError
 from attnbench.core.files import write_atomic, write_json
 from attnbench.core.lock import LockedError, locked
 from attnbench.core.run_files import CELLS, CHECKPOINTS, ERROR, LOCK, RESULT, TESTS, TRACEBACK, cell_folder
 from attnbench.experiment.grid import Cell
+from attnbench.experiment.run import read_result
 
 _UNSAVED = (CHECKPOINTS, LOCK, ERROR, TRACEBACK)
 """What a copy of a finished cell leaves behind."""
@@ -76,8 +78,8 @@ def _copy(source: Path, target: Path) -> None:
 
 def _belongs(result: Path, cell: Cell, content: str | None) -> bool:
     try:
-        found = json.loads(result.read_bytes())
-        made_from = found.get("data", {}).get("content_sha256")
-        return found["digest"] == cell.digest and (content is None or made_from in (None, content))
-    except (OSError, ValueError, KeyError, TypeError):
+        found = read_result(result.parent)
+    except AttnbenchError:
         return False  # damaged: no result
+    made_from = found.get("data", {}).get("content_sha256")
+    return found.get("digest") == cell.digest and (content is None or made_from in (None, content))

@@ -19,7 +19,8 @@ from attnbench.core.run_files import CELLS, CHECKPOINTS, GRID, LOG, RESULT, SPEC
 from attnbench.core.spec import spec_error, unknown
 from attnbench.data.corpus import Data
 from attnbench.experiment.document import override_document, read_document
-from attnbench.experiment.pipeline import RUN_AGAIN, build_model, require_prepared, require_same_data
+from attnbench.experiment.pipeline import build_model, require_prepared, require_same_data
+from attnbench.experiment.run import RUN_AGAIN
 from attnbench.experiment.spec import CellSpec
 from attnbench.tasks.base import EVAL_TOKENS, Metrics, Task
 from attnbench.train.onednn import use_onednn_float32

@@ -6,7 +6,7 @@ import copy
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -20,13 +20,15 @@ from attnbench.experiment.spec import WHOLE_CELL, CellSpec, Header, TableSpec
 
 @dataclass(frozen=True)
 class Cell:
-    """One run to make. axes: path -> label. row: what tables may group by. label: the axes' labels, joined."""
+    """One run to make. axes: path -> label. row: what tables may group by. label: the axes' labels, joined. lines:
+    where each path of its spec was given: the line of the document, or the place itself."""
 
     label: str
     seed: int
     axes: Mapping[str, str | int | float | bool | None]
     spec: CellSpec
     digest: str
+    lines: Mapping[YamlPath, int | str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def folder(self) -> str:
@@ -175,7 +177,7 @@ def _cell(
     except ValidationError as error:
         fault = spec_error(error, document.source, lines)
         raise SpecError(f"{fault}{_mend(base, picks, seed, document)}") from None
-    return Cell(" ".join(labels) or "run", spec.seed, axes, spec, spec.digest()), origins | set(lines.items())
+    return Cell(" ".join(labels) or "run", spec.seed, axes, spec, spec.digest(), lines), origins | set(lines.items())
 
 
 def _mend(base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None, document: Document) -> str:

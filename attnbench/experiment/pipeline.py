@@ -23,7 +23,7 @@ from attnbench.core.seeding import derive, seed_everything
 from attnbench.data.prepare import read_manifest
 from attnbench.experiment.environment import environment
 from attnbench.experiment.grid import Cell
-from attnbench.experiment.run import Run
+from attnbench.experiment.run import RUN_AGAIN, Run
 from attnbench.experiment.spec import CellSpec
 from attnbench.experiment.timing import time_decoding
 from attnbench.search.greedy import GreedySpec
@@ -45,8 +45,6 @@ class Place:
 
 
 Listener = Callable[[Mapping[str, Any]], None]
-RUN_AGAIN = "delete it and run the cell again"
-"""What mends a damaged file of a cell."""
 
 
 class Teller:

@@ -35,6 +35,9 @@ from attnbench.core.run_files import (
 )
 from attnbench.experiment.grid import Cell
 
+RUN_AGAIN = "delete it and run the cell again"
+"""What mends a damaged file of a cell."""
+
 
 class Run:
     """A cell's folder, held by this process. Make one with `Run.claim`."""
@@ -117,6 +120,18 @@ def environments(path: Path) -> list[dict[str, Any]]:
     """The attempts of an env.json, oldest first; older files hold the last one alone."""
     content = read_json(path, "delete it; the attempts before this one are then not known")
     return content.get("attempts", [{"from_step": 0, **content}])
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """The result of a finished cell's folder. Raises AttnbenchError, with what mends it, for one that is damaged."""
+    path = folder / RESULT
+    try:
+        result = read_json(path, RUN_AGAIN)
+    except OSError as error:
+        raise AttnbenchError(f"{path} cannot be read ({error.strerror}): check its permissions") from None
+    if not isinstance(result.get("metrics"), dict) or not isinstance(result.get("data", {}), dict):
+        raise AttnbenchError(f"{path} is damaged: {RUN_AGAIN}")
+    return result
 
 
 def is_done(root: Path, cell: Cell) -> bool:

@@ -14,8 +14,8 @@ from typing import Any
 from rich.console import Console
 
 from attnbench.core.errors import AttnbenchError
-from attnbench.core.files import read_json, write_lines
-from attnbench.core.run_files import GRID, OUTPUTS, RESULT, cell_folder
+from attnbench.core.files import write_lines
+from attnbench.core.run_files import GRID, OUTPUTS, cell_folder
 from attnbench.core.version import git_state
 from attnbench.data.prepare import read_manifest
 from attnbench.experiment.adopt import adopt, find_done
@@ -23,9 +23,9 @@ from attnbench.experiment.document import Document, override_document, read_docu
 from attnbench.experiment.executor import CellOutcome, choose_executor
 from attnbench.experiment.grid import Cell, Experiment, expand
 from attnbench.experiment.grid_file import write_grid
-from attnbench.experiment.pipeline import RUN_AGAIN, Listener, Place, content_sha256, count_parameters
+from attnbench.experiment.pipeline import Listener, Place, content_sha256, count_parameters
 from attnbench.experiment.progress import Bars, plain_listener
-from attnbench.experiment.run import is_done
+from attnbench.experiment.run import is_done, read_result
 from attnbench.tasks.translation import TranslationSpec
 from attnbench.train.runtime import all_devices
 
@@ -61,6 +61,8 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
     """
     root = root_of(experiment, settings)
     damaged = {} if settings.fresh else _damaged(root, experiment.cells)
+    for reason in damaged.values():
+        log.warning("%s", reason)  # before hours go into what is to be done first
     cells = {cell.folder: cell for cell in experiment.cells if cell.folder not in damaged}.values()
     prepare_data([cell for cell in cells if _may_have_changed(cell, settings)], settings)
     done = [] if settings.fresh else [cell for cell in cells if _found(root, cell, experiment, settings)]
@@ -126,10 +128,11 @@ def _listeners(settings: Settings) -> Iterator[Callable[[Cell], Listener]]:
 
 def _found(root: Path, cell: Cell, experiment: Experiment, settings: Settings) -> bool:
     if is_done(root, cell):
-        made_from, present = _made_from(cell_folder(root, cell.folder)), _content(cell, settings)
+        result = read_result(cell_folder(root, cell.folder))
+        made_from, present = result.get("data", {}).get("content_sha256"), _content(cell, settings)
         if made_from and present and made_from != present:
             raise AttnbenchError(
-                f"{root / 'cells' / cell.folder}: this result was made from other data than are prepared now; "
+                f"{cell_folder(root, cell.folder)}: this result was made from other data than are prepared now; "
                 "run with --fresh, or under another name"
             )
         _restore_texts(root, cell, settings)
@@ -137,7 +140,7 @@ def _found(root: Path, cell: Cell, experiment: Experiment, settings: Settings) -
     origin = adopt(root, cell, _elsewhere(experiment, settings), _content(cell, settings))
     if origin is not None:
         log.info("[%s, seed %d] taken from %s", cell.label, cell.seed, origin)
-        if git_state()[1] or read_json(origin / RESULT, RUN_AGAIN).get("dirty"):
+        if git_state()[1] or read_result(origin).get("dirty"):
             log.warning("[%s, seed %d] the code has changes that no commit holds, now or when that was made: it may "
                         "come out otherwise; --fresh trains anew", cell.label, cell.seed)  # fmt: skip
         _restore_texts(root, cell, settings)
@@ -199,19 +202,10 @@ def _damaged(root: Path, cells: Iterable[Cell]) -> dict[str, str]:
     for cell in cells:
         if is_done(root, cell):
             try:
-                _made_from(cell_folder(root, cell.folder))
-            except (AttnbenchError, OSError) as error:
+                read_result(cell_folder(root, cell.folder))
+            except AttnbenchError as error:
                 found[cell.folder] = str(error)
     return found
-
-
-def _made_from(folder: Path) -> str | None:
-    """Hash of the data that a finished cell was made from. Raises AttnbenchError for a damaged result."""
-    result = read_json(folder / RESULT, RUN_AGAIN)
-    data = result.get("data", {})
-    if not isinstance(result.get("metrics"), dict) or not isinstance(data, dict):
-        raise AttnbenchError(f"{folder / RESULT} is damaged: {RUN_AGAIN}")
-    return data.get("content_sha256")
 
 
 def prepare_data(cells: Sequence[Cell], settings: Settings) -> None:
@@ -237,6 +231,9 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
         log.warning("%s", reason)
     for file in dict.fromkeys(itertools.chain(*changed.values())):
         log.warning("%s is not what it was when it was prepared; a run prepares it again", file)
+    if any(is_done(root, cell) and cell.spec.task.data_path(settings.cache) in changed for cell in experiment.cells):
+        log.warning("%s: results here are of the text as it was; if other data come of it now, a run stops and asks "
+                    "for --fresh, or for another name", root)  # fmt: skip
     cells = []
     for cell in experiment.cells:
         key = json.dumps([cell.spec.model.dump(), list(cell.spec.task.model_sizes())])

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from attnbench.core.run_files import CELLS
 from attnbench.core.spec import Spec, unknown
 from attnbench.experiment.timing import TimingSpec
 from attnbench.models.base import ModelField
@@ -39,7 +40,7 @@ class CellSpec(Spec):
     """Seed of weights, dropout and the order of batches."""
 
     def unused(self) -> Iterator[tuple[str, str]]:
-        if getattr(self.search, "n_best", 1) > 1:
+        if getattr(self.search, "n_best", 1) > 1 and self.timing is None:
             yield "search.n_best", "one output a source is scored"
 
     @model_validator(mode="after")
@@ -159,8 +160,10 @@ class Header(Spec):
     def _folder(cls, name: str) -> str:
         if not all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", part) for part in name.split("/")):
             raise ValueError(f"'{name}' cannot name a folder: use letters, digits, '.', '_', '-' and '/' between parts")
-        if "cells" in name.split("/"):
-            raise ValueError(f"'{name}': a run keeps its own cells in a folder of the name 'cells'; take another name")
+        if CELLS in name.split("/"):
+            raise ValueError(
+                f"'{name}': a run keeps its own cells in a folder of the name '{CELLS}'; take another name"
+            )
         return name
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from attnbench.attention.types import ROLES
 from attnbench.core.files import YamlPath
-from attnbench.core.spec import dotted, unused_fields
+from attnbench.core.spec import dotted, location, unused_fields
 from attnbench.experiment.grid import Cell, Experiment
+from attnbench.models.transformer import PRESETS
 
 
 def unused(experiment: Experiment) -> Iterator[str]:
     """A line for each setting that changes nothing: where it was given, its path, why, and in which cells if not all.
 
-    Fields (Spec.unused), two entries of an axis that make the same runs everywhere, and seeds that no cell has.
+    Fields (Spec.unused), two entries of an axis that make the same runs everywhere, a preset beside all of its sizes,
+    and a seed that no cell has.
     """
-    document, cells = experiment.document, experiment.cells
+    cells = experiment.cells
     found: dict[tuple[YamlPath, str], list[Cell]] = {}
     for cell in cells:
         for path, why in unused_fields(cell.spec):
@@ -22,29 +25,42 @@ def unused(experiment: Experiment) -> Iterator[str]:
     for (path, why), some in found.items():
         labels = dict.fromkeys(cell.label for cell in some)
         of = "" if len(some) == len(cells) else f" (of {', '.join(labels)})"
-        yield f"{document.at(*path)}: {dotted(path)} changes nothing{of}: {why}"
+        where = location(experiment.document.source, _line(some[0], path))
+        yield f"{where}: {dotted(path)} changes nothing{of}: {why}"
     yield from _same_runs(experiment)
-    yield from _seeds(experiment)
+    yield from _of_all_cells(experiment)
+
+
+def _line(cell: Cell, path: YamlPath) -> int | str | None:
+    """Where a path of a cell was given, or its nearest parent; a site of attention may have it of `default`."""
+    shared = tuple("default" if part in ROLES and path[place - 1] == "attention" else part
+                   for place, part in enumerate(path))  # fmt: skip
+    for end in range(len(path), 0, -1):
+        for known in (path[:end], shared[:end]):
+            if known in cell.lines:
+                return cell.lines[known]
+    return None
 
 
 def _same_runs(experiment: Experiment) -> Iterator[str]:
     """Axes of which two entries are the same run, whatever the others are."""
     for axis in experiment.cells[0].axes:
-        runs: dict[object, dict[object, str]] = {}
+        runs: dict[str, dict[object, str]] = {}
         for cell in experiment.cells:
-            rest = (cell.seed, *(value for path, value in cell.axes.items() if path != axis))
-            runs.setdefault(cell.axes[axis], {})[rest] = cell.digest
-        first: dict[frozenset[tuple[object, str]], object] = {}
+            rest = (cell.seed, *(str(label) for path, label in cell.axes.items() if path != axis))
+            runs.setdefault(str(cell.axes[axis]), {})[rest] = cell.digest
+        first: dict[frozenset[tuple[object, str]], str] = {}
         for label, digests in runs.items():
             other = first.setdefault(frozenset(digests.items()), label)
             if other != label:
                 where = experiment.document.at("grid", "axes", axis)
-                yield (f"{where}: grid.axes.{axis}: '{other}' and '{label}' are the same run in every cell; what they "
-                       "set is set again elsewhere, or is spent on nothing")  # fmt: skip
+                yield f"{where}: grid.axes.{axis}: '{other}' and '{label}' are the same run in every cell; drop one"
 
 
-def _seeds(experiment: Experiment) -> Iterator[str]:
+def _of_all_cells(experiment: Experiment) -> Iterator[str]:
     document = experiment.document
-    grid = document.raw.get("grid") or {}
-    if "seed" in document.raw and grid.get("seeds"):
-        yield f"{document.at('seed')}: seed changes nothing: grid.seeds takes its place"
+    if (seed := document.raw.get("seed")) is not None and seed not in {cell.seed for cell in experiment.cells}:
+        yield f"{document.at('seed')}: seed changes nothing: every cell has another"
+    model = document.raw.get("model")
+    if isinstance(model, Mapping) and (sizes := PRESETS.get(str(model.get("preset")))) and sizes.keys() <= model.keys():
+        yield f"{document.at('model', 'preset')}: model.preset changes nothing: {', '.join(sizes)} are all given"

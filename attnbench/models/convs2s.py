@@ -77,17 +77,12 @@ class ConvS2SSpec(ModelSpec):
         if self.embedding % self.heads:
             raise ValueError(f"embedding {self.embedding} cannot be split over {self.heads} heads; make it a multiple")
         require_parallel(self.attention, "ConvS2S")
-        self.attention.cross.check(self.embedding, self.embedding, self.heads if self._split else 1)
+        self.attention.cross.check("cross", self.embedding, self.embedding, self.heads)
         return self
 
-    @property
-    def _split(self) -> bool:
-        """Whether its attention has heads."""
-        return self.attention.cross.module.kind == "multihead"
-
     def unused(self) -> Iterator[tuple[str, str]]:
-        if self.heads > 1 and not self._split:
-            yield "heads", f"attention.cross has the module '{self.attention.cross.module.kind}', not 'multihead'"
+        if self.heads > 1 and not self.attention.cross.module.headed:
+            yield "heads", f"the module '{self.attention.cross.module.kind}' has none; 'multihead' does"
         if self.share_attention and (self.decoder_layers or self.layers) == 1:
             yield "share_attention", "one decoder layer has nobody to share with"
 

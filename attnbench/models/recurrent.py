@@ -86,16 +86,16 @@ class RecurrentSpec(ModelSpec):
                 f"the module '{self.attention.cross.module.kind}' gives no context to put into the input; "
                 "drop query and input_feeding"
             )
-        self.attention.cross.check(self.width, self.encoder_width)
+        self.attention.cross.check("cross", self.width, self.encoder_width)
         if self.attention.cross.spends and self.fertility is None:
             raise ValueError(
                 f"{self.attention.cross.looks_back} of attention.cross bounds what each source word receives; say how "
                 "much that may be, as in `fertility: {kind: constant, value: 3}`"
             )
-        pattern, transform = self.attention.cross.pattern.kind, self.attention.cross.transform
-        if pattern != "full" and getattr(transform, "on_infeasible", None) == "raise":
+        pattern, transform = self.attention.cross.pattern, self.attention.cross.transform
+        if pattern.drawn and getattr(transform, "on_infeasible", None) == "raise":
             raise ValueError(
-                f"the pattern '{pattern}' may leave out EOS, which takes what no word may, and then the transform "
+                f"the pattern '{pattern.kind}' may leave out EOS, which takes what no word may, and then the transform "
                 f"'{transform.kind}' has no solution; take `pattern: full`, or `on_infeasible: saturate`"
             )
         if self.fertility is not None and not self.attention.cross.spends:

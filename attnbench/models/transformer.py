@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple, Self
 import torch
 from jaxtyping import Bool, Float, Int
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
 from attnbench.attention.modules.base import SelfAttention
@@ -81,13 +80,9 @@ class TransformerSpec(ModelSpec):
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, raw: Any) -> Any:
-        if not isinstance(raw, Mapping) or not isinstance(raw.get("preset"), str) or raw["preset"] not in PRESETS:
-            return raw
-        sizes = PRESETS[raw["preset"]]
-        if sizes.keys() <= raw.keys() and raw["preset"] != "base":  # which resolved specs once held, beside all sizes
-            why = f"'{raw['preset']}' decides nothing, since {', '.join(sizes)} are all given; drop it, or one of them"
-            raise PydanticCustomError("idle_preset", "{message}", {"message": f"preset {why}"})
-        return {**sizes, **raw}
+        if isinstance(raw, Mapping) and isinstance(raw.get("preset"), str) and raw["preset"] in PRESETS:
+            return {**PRESETS[raw["preset"]], **raw}
+        return raw
 
     @model_validator(mode="after")
     def _forget_preset(self) -> Self:
@@ -106,7 +101,7 @@ class TransformerSpec(ModelSpec):
     def _fits(self) -> Self:
         require_parallel(self.attention, "Transformer")
         for role in ROLES:
-            self.attention.site(role).check(self.width, self.width, self.heads)
+            self.attention.site(role).check(role, self.width, self.width, self.heads)
         return self
 
     def check(self, sizes: Sizes) -> None:

@@ -139,19 +139,17 @@ def _finished(path: Path, digest: str) -> dict[str, Any]:
     try:
         result = _object(path)
     except AttnbenchError:
-        raise ValueError("result.json is damaged: delete it and run the cell again") from None
+        raise ValueError(f"{RESULT} is damaged: delete it and run the cell again") from None
     found = str(result.get("digest") or "")
     if digest and found and digest != found:
-        raise ValueError(
-            f"result.json belongs to another spec ({found}, not {digest}): delete it and run the cell again"
-        )
+        raise ValueError(f"{RESULT} belongs to another spec ({found}, not {digest}): delete it and run the cell again")
     metrics = {
         str(name): float(value)
         for name, value in result["metrics"].items()
         if isinstance(value, (int, float)) and not isinstance(value, bool)
     } if isinstance(result.get("metrics"), dict) else None  # fmt: skip
     if metrics is None:
-        raise ValueError("result.json has no metrics: delete it and run the cell again")
+        raise ValueError(f"{RESULT} has no metrics: delete it and run the cell again")
     return {
         "status": "done",
         "outcome": _outcome(result.get("outcome")),

@@ -109,7 +109,7 @@ def _first_number(line: str, cell: Cell) -> int:
         return int(line.split()[0])
     except (ValueError, IndexError):
         raise AttnbenchError(
-            f"{cell.folder / 'hyps'}: a line of counts is '{line}'; run the cell with --fresh"
+            f"{cell.folder / OUTPUTS}: a line of counts is '{line}'; run the cell with --fresh"
         ) from None
 
 

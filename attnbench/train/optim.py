@@ -29,11 +29,6 @@ class ScheduleSpec(Spec):
 
     kind: str
 
-    @property
-    def ends(self) -> int | None:
-        """The update from which on the rate is 0; None: there is none."""
-        return None
-
     def rate(self, step: int, width: int) -> float:
         """The learning rate of update `step`; width: the model's D, which Noam's rule reads."""
         raise NotImplementedError
@@ -176,10 +171,6 @@ class _DecayFields(ScheduleSpec):
         if self.minimum > self.lr:
             raise ValueError(f"minimum ({self.minimum}) is larger than lr ({self.lr}); lower it")
         return self
-
-    @property
-    def ends(self) -> int | None:
-        return None if self.minimum else self.steps
 
     def rate(self, step: int, width: int) -> float:
         if step < self.warmup:

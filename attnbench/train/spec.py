@@ -51,15 +51,18 @@ class TrainSpec(Spec):
     """From 2 on: the mean of the weights at the last n validations is what is evaluated; 1: the best one."""
 
     def unused(self) -> Iterator[tuple[str, str]]:
-        if self.select == "bleu" and self.average > 1 and self.patience is None:
-            yield "select", f"the mean of the last {self.average} validations is evaluated, whichever is best"
         if (count := self._validations) is not None:
-            if self.average > count:
-                yield "average", f"there are {count} validations, and all of them are averaged"
+            if self.average > count == 1:
+                yield "average", "there is one validation"
             if self.patience is not None and self.patience >= count:
-                yield "patience", f"there are {count} validations, the first of which is a best one"
-        if (end := self.schedule.ends) is not None and end < self.max_steps:
-            yield "max_steps", f"the rate is 0 from update {end} on; give schedule.minimum, or more schedule.steps"
+                yield "patience", f"there are {count} validations at most, the first of which is a best one"
+        ends_by_steps = self.max_epochs is None and self.patience is None and self.average == 1
+        if self.is_set("max_steps") and ends_by_steps:
+            last = self.max_steps
+            while last and not self.schedule.rate(last, width=1):
+                last -= 1
+            if last + 1 < self.max_steps:
+                yield "max_steps", f"after update {last} the rate is 0; give schedule.minimum, or more schedule.steps"
 
     @property
     def _validations(self) -> int | None:

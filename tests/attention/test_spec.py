@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Self
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from attnbench.attention.patterns.base import PatternSpec, patterns
 from attnbench.attention.spec import AttentionSpec, CrossSpec, SiteSpec
 from attnbench.attention.transforms.base import TransformSpec, transforms
-from attnbench.attention.types import ROLES
+from attnbench.attention.types import ROLES, Dims, Positions
 from attnbench.core.files import dump_yaml, parse_yaml
 from attnbench.core.spec import dotted, problems
 from attnbench.models.base import models
@@ -426,3 +427,31 @@ def test_members_take_what_they_say():
             if filled is not None:
                 filled.require()
                 assert filled.digest() == SiteSpec(transform=kind, budget=4).resolved(role).transform.digest()
+
+
+@pytest.mark.parametrize("role", ["encoder_self", "decoder_self"])
+@pytest.mark.parametrize("pattern", [kind for kind in patterns.kinds() if kind != "full"])
+@pytest.mark.parametrize("transform", ["topk", "topk_oow"])
+def test_a_transform_that_is_said_to_change_nothing_is_softmax_there(role, pattern, transform):
+    """And one that does is not said to: with fewer positions than the pattern's, some row loses a key."""
+    positions = Positions(torch.arange(12), torch.arange(12))
+    states = torch.randn(2, 12, 8, generator=torch.Generator().manual_seed(0))
+    valid = torch.arange(12) < torch.tensor([[12], [7]])
+    told = {}
+    for n in range(1, 12):
+        raw = {"pattern": {"kind": pattern, "n": 4, **({"seed": 3} if patterns.get(pattern).drawn else {})}}
+        name = "k" if transform == "topk" else "n"
+        site = SiteSpec.model_validate({**raw, "transform": {"kind": transform, name: n}})
+        told[n] = "transform" in dict(site.unused_at(role))
+        weights = []
+        for each in (site, SiteSpec.model_validate(raw)):
+            torch.manual_seed(1)
+            module = each.build(role, 8, Dims(0, 2, 8, 8), 0.0).eval()
+            memory = module.memorize(states, valid if role == "encoder_self" else None, need_weights=True)
+            weights.append(module(states, memory, positions, need_weights=True).weights)
+        if told[n]:
+            torch.testing.assert_close(*weights)
+        elif transform == "topk" and n < 4 and pattern != "bigbird":
+            assert not torch.equal(*weights)
+    one_sided = role == "encoder_self" and pattern in ("global", "bigbird")
+    assert told[11] == (not one_sided)

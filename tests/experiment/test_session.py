@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from attnbench.cli import common
-from attnbench.core.errors import DataError, SpecError
+from attnbench.core.errors import AttnbenchError, DataError, SpecError
 from attnbench.core.lock import locked
 from attnbench.experiment import executor, session
 from attnbench.experiment.executor import CellOutcome
@@ -214,6 +214,10 @@ def test_a_dry_run_knows_that_own_text_has_changed(
     experiment = bench.experiment({}, f"task={{kind: translation, dataset: {files}, tokenizer: word}}")
     settings = Settings(bench.runs, tmp_path / "cache")
     list(run_grid(experiment, settings, "attnbench test"))
+    for number in range(2):  # as a real run notes it
+        path = bench.cell(experiment, number) / "result.json"
+        content = content_sha256(experiment.cells[0].spec.task.data_path(settings.cache))
+        path.write_text(json.dumps({**json.loads(path.read_text()), "data": {"content_sha256": content}}))
 
     def told() -> set[tuple[bool, bool]]:
         return {(cell["done"], cell["data_ready"]) for cell in dry_run(experiment, settings)["cells"]}
@@ -224,6 +228,9 @@ def test_a_dry_run_knows_that_own_text_has_changed(
     assert told() == {(False, False)}
     assert snapshot(tmp_path) == before
     assert caplog.text.count("t.de is not what it was when it was prepared; a run prepares it again") == 1
+    assert "a run stops and asks for --fresh" in caplog.text
+    with pytest.raises(AttnbenchError, match="run with --fresh, or under another name"):
+        list(run_grid(experiment, settings, "attnbench test"))
 
 
 def test_a_command_ends_with_1_when_a_cell_failed(bench: Any, ran: list[Cell], capsys: pytest.CaptureFixture[str]):
@@ -295,6 +302,22 @@ def test_a_damaged_result_is_the_failure_of_its_cell_alone(
     assert [cell.label for cell in ran] == ["budget-inf"]
     assert (damaged / "result.json").read_text() == content  # nobody's work is thrown away unasked
     assert [outcome.error for outcome in bench.run(experiment, fresh=True)] == [None, None]
+
+
+@pytest.mark.parametrize("content", ['{"digest": "%s"}', '{"digest": "%s", "metrics": {}, "data": 3}', "[]"])
+def test_a_damaged_result_is_not_taken_over_by_a_twin(bench: Any, ran: list[Cell], content: str):
+    twins = {"axes": {"train": [{"label": "a", "clip": 1}, {"label": "b", "clip": 1.0}]}}
+    experiment = bench.experiment({"grid": twins}, "model.attention={default: {transform: softmax}}")
+    bench.run(experiment)
+    damaged, other = bench.cell(experiment, 0), bench.cell(experiment, 1)
+    (damaged / "result.json").write_text(content.replace("%s", experiment.cells[0].digest))
+    shutil.rmtree(other)
+    ran.clear()
+    assert [cell["done"] for cell in dry_run(experiment, bench.settings())["cells"]] == [False, False]
+    outcomes = {outcome.cell.label: outcome.error for outcome in bench.run(experiment)}
+    assert "is damaged" in (outcomes["a"] or "")
+    assert outcomes["b"] is None
+    assert [cell.label for cell in ran] == ["b"]
 
 
 def test_a_table_that_another_command_puts_there_meanwhile_is_not_taken_for_ours(bench: Any, ran: list[Cell], caplog):

@@ -54,8 +54,7 @@ BOTH = ", valid: {source: c, target: d}, test: {source: e, target: f}"
     ("model: {kind: convs2s, heads: 4}\n", "model.heads"),
     ("model: {kind: convs2s, layers: 1, share_attention: true}\n", "model.share_attention"),
     ("train: {optimizer: adamw}\n", "train.optimizer.kind"),
-    ("train: {average: 3, validate_bleu: true, select: bleu}\n", "train.select"),
-    ("train: {max_steps: 12, validate_every: 3, average: 5}\n", "train.average"),
+    ("train: {max_steps: 12, validate_every: 12, average: 2}\n", "train.average"),
     ("train: {max_steps: 12, validate_every: 5, patience: 3}\n", "train.patience"),
     ("train: {max_epochs: 4, validate_every: epoch, patience: 4}\n", "train.patience"),
     ("train: {max_steps: 24, schedule: {kind: linear, steps: 6}}\n", "train.max_steps"),
@@ -66,9 +65,9 @@ BOTH = ", valid: {source: c, target: d}, test: {source: e, target: f}"
     ("search: {kind: beam, size: 4, n_best: 4}\n", "search.n_best"),
     (FILES % (", alignment: c", "", ""), "task.dataset.train.alignment"),
     (FILES % ("", f"{BOTH}, hold_every: 7", ""), "task.dataset.hold_every"),
-    (FILES % ("", ", tokenized: true", ", normalize: true"), "task.normalize"),
     ("task: {kind: translation, dataset: demo, pretokenize: none, split_hyphens: true}\n", "task.split_hyphens"),
     ("seed: 7\ngrid: {seeds: [1, 2]}\n", "seed"),
+    (TRANSFORMER + "preset: big, layers: 2, width: 64, heads: 4, ffn: 128}\n", "model.preset"),
 ])  # fmt: skip
 def test_what_changes_nothing_is_said(bench: Any, text: str, path: str):
     assert [line.split(" changes nothing")[0] for line in told(bench, text)] == [path]
@@ -88,7 +87,13 @@ def test_what_changes_nothing_is_said(bench: Any, text: str, path: str):
     "train: {max_steps: 13, validate_every: 3, average: 5}\n",
     "train: {max_steps: 24, schedule: {kind: linear, steps: 24}}\n",
     "train: {max_steps: 24, schedule: {kind: linear, steps: 6, minimum: 1e-5}}\n",
+    "train: {max_steps: 12, validate_every: 3, average: 50, validate_bleu: true, select: bleu}\n",
+    "train: {max_epochs: 3, schedule: {kind: linear, steps: 50000}}\n",
+    "train: {max_steps: 24, average: 2, validate_every: 6, schedule: {kind: linear, steps: 6}}\n",
     "train: {patience: 50, validate_every: epoch}\n",
+    "search: {kind: beam, size: 4, n_best: 4}\ntiming: {decode_runs: 1}\n",
+    FILES % ("", ", tokenized: true", ", normalize: true"),
+    "task: {kind: translation, dataset: demo, pretokenize: none, split_hyphens: true, compound_split: true}\n",
     "search: {kind: beam, size: 2, penalty: {kind: wu, alpha: 2.0}, coverage: {kind: wu}}\n",
     FILES % ("", ", valid: {source: c, target: d}, hold_every: 7", ", normalize: true"),
     "seed: 7\n",
@@ -113,6 +118,7 @@ def test_cells_are_named_where_it_is_not_all_of_them(bench: Any):
     ("train.clip: [0.5, 1.0], train.schedule.lr: [1e-3, 2e-3], train.schedule: [{kind: constant, lr: 5e-4}]",
      "'0.001' and '0.002' are the same run"),
     ("train.clip: [0.5, 1.0]", None),
+    ("train.clip: [1, 1.0]", "'1' and '1.0' are the same run"),
     ("model.attention.cross.budget: [1, 2, inf]", None),
 ])  # fmt: skip
 def test_entries_of_an_axis_that_are_the_same_runs_are_told(bench: Any, axes: str, words: str | None):
@@ -123,7 +129,25 @@ def test_entries_of_an_axis_that_are_the_same_runs_are_told(bench: Any, axes: st
 
 
 def test_it_is_said_at_its_place_before_a_run(bench: Any, caplog: pytest.LogCaptureFixture):
-    common.conduct(bench.experiment({"train": {"average": 9}}), bench.settings(), dry=True, as_json=True)
+    common.conduct(bench.experiment({"train": {"patience": 9}}), bench.settings(), dry=True, as_json=True)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith(f"{bench.folder / 'spec.yaml'}:")
-    assert line.endswith("train.average changes nothing: there are 2 validations, and all of them are averaged")
+    given = (bench.folder / "spec.yaml").read_text().splitlines()
+    assert line == (
+        f"{bench.folder / 'spec.yaml'}:{given.index('  patience: 9') + 1}: train.patience changes nothing: there are 2 "
+        "validations at most, the first of which is a best one"
+    )
+
+
+@pytest.mark.parametrize("text", [
+    "model: {kind: transformer, tie: decoder}\ngrid:\n  axes:\n    cell:\n      - {label: a}\n"
+    "      - {label: b, train: {optimizer: adamw}}\n",
+    "model:\n  kind: transformer\n  tie: decoder\n  attention:\n    default:\n      pattern: window\n"
+    "      transform: {kind: topk, k: 9}\n      budget: 4\n    cross: {transform: topk, budget: 4, pattern: full}\n",
+])  # fmt: skip
+def test_the_place_is_that_where_it_was_given(bench: Any, text: str):
+    path = bench.write(f"name: x\ntask: {{kind: translation, dataset: demo}}\n{text}")
+    lines = {int(line.split(":")[1]) for line in unused(expand(read_document(path)))}
+    given = path.read_text().splitlines()
+    assert [given[line - 1].strip() for line in lines] in (
+        ["- {label: b, train: {optimizer: adamw}}"], ["transform: {kind: topk, k: 9}"],
+    )  # fmt: skip

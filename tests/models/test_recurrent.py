@@ -182,6 +182,12 @@ def test_what_cannot_be_is_refused_when_read(kind, raw, words):
 
 
 @KINDS
+def test_heads_that_project_keys_of_both_directions_are_as_wide_as_queries(kind):
+    cross = {"module": "multihead", "score": "scaled_dot", "transform": "sparsemax", "backend": "triton"}
+    models.parse({"kind": kind, "width": 128, "bidirectional": True, "attention": {"cross": cross}})
+
+
+@KINDS
 def test_bounds_that_saturate_may_stand_under_a_pattern(kind):
     cross = {**BOUNDED, "transform": {"kind": "csparsemax", "on_infeasible": "saturate"}}
     models.parse({"kind": kind, "attention": {"cross": cross}, "fertility": {"kind": "constant", "value": 3.0}})

@@ -275,13 +275,8 @@ def test_a_preset_gives_sizes_and_a_size_beside_it_wins():
     assert parse() == parse(preset="base")
 
 
-def test_a_preset_that_decides_nothing_is_refused():
-    with pytest.raises(ValidationError, match="preset 'big' decides nothing, since layers, width, heads, ffn are all"):
-        parse(preset="big", layers=2, width=64, heads=4, ffn=128)
-
-
 @pytest.mark.parametrize(("heads", "backend", "words"), [
-    (4, {"backend": "flex"}, "the backend 'flex' takes heads of a width of 16 and more, and these have 8"),
+    (4, {"backend": "flex"}, "encoder_self: it takes heads of a width of 16 and more, and these have 8"),
     (1, {"backend": "triton", "transform": {"kind": "topk", "k": 3}}, None),
     (2, {"backend": "flex"}, None),
 ])  # fmt: skip
@@ -293,9 +288,16 @@ def test_kernels_that_do_not_take_heads_of_a_width_are_refused(heads, backend, w
     else:
         with pytest.raises(ValidationError, match=words):
             parse(**raw)
-    wide = {"width": 512, "heads": 2, "attention": {"encoder_self": {"backend": "triton", "transform": "sparsemax"}}}
-    with pytest.raises(ValidationError, match="'triton' takes heads of a width of 128 at most, and these have 256"):
+    own = {"backend": "triton", "transform": "sparsemax"}
+    wide = {"width": 512, "heads": 2, "attention": {"encoder_self": own}}
+    with pytest.raises(
+        ValidationError,
+        match="encoder_self: it takes heads of a width of 128 at most, and these have 256",
+    ):
         parse(**wide)
+    whole = {"width": 512, "heads": 8, "attention": {"cross": {**own, "module": "single_head"}}}
+    with pytest.raises(ValidationError, match="cross: it takes heads of a width of 128 at most, and these have 512"):
+        parse(**whole)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

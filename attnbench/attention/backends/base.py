@@ -68,14 +68,18 @@ def _choose(site: Site, role: Role, dropout: float) -> Choice:
     return Choice("dense", fault, gpu=_on_a_gpu(site) if site.backend == "auto" else None, picks=picks)
 
 
-def require_width(backend: Backend, width: int) -> None:
+def require_width(backend: Backend, width: int, role: Role) -> None:
     """Raise ValueError where kernels that were asked for do not take heads of this width."""
+    fault = None
     if backend == "flex" and width < NARROWEST:
-        raise ValueError(f"the backend 'flex' takes heads of a width of {NARROWEST} and more, and these have {width}; "
-                         "make them wider, or drop `backend: flex`")  # fmt: skip
+        fault = f"{NARROWEST} and more, and these have {width}; make them wider"
     if backend == "triton" and width > WIDEST:
-        raise ValueError(f"the backend 'triton' takes heads of a width of {WIDEST} at most, and these have {width}; "
-                         "make them narrower, or drop `backend: triton`")  # fmt: skip
+        fault = f"{WIDEST} at most, and these have {width}; make them narrower"
+    if fault is not None:
+        raise ValueError(
+            f"the backend '{backend}' cannot serve {role}: it takes heads of a width of {fault}, or drop `backend: "
+            f"{backend}`"
+        )
 
 
 def chosen(model: nn.Module) -> dict[str, str]:

@@ -86,6 +86,8 @@ class ModuleSpec(Spec):
     roles: ClassVar[frozenset[Role]]
     stages: ClassVar[frozenset[Stage]] = frozenset(get_args(Stage))
     """The stages of the pipeline that it uses; another one given beside it is a fault."""
+    headed: ClassVar[bool] = True
+    """The model's heads split the width of the queries; False: it compares them whole."""
     rows: ClassVar[Literal["simplex", "gates"]] = "simplex"
     """simplex: the weights it tells over the keys sum to 1 where the transform's do. gates: they need not."""
     paper: ClassVar[str] = ""

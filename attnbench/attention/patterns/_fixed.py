@@ -32,13 +32,12 @@ class FixedSpec(PatternSpec):
         super().__init_subclass__(**given)
         if is_outdated(cls, "extent", "near") and is_outdated(cls, "layout", "near"):
             cls._lies_anywhere()
+        if is_outdated(cls, "most", "near"):
+            cls.most = PatternSpec.most
 
     @classmethod
     def from_budget(cls, n: int, role: Role) -> Self | None:
         return cls.model_validate({"n": n}) if role in cls.roles else None
-
-    def most(self, role: Role) -> int | None:
-        return self.n
 
     def require(self) -> None:
         if self.n is None:

@@ -67,6 +67,8 @@ class PatternSpec(Spec):
         super().__init_subclass__(**given)
         if is_outdated(cls, "layout", "mask_mod"):
             cls._lies_anywhere()
+        if is_outdated(cls, "most", "mask_mod"):
+            cls.most = PatternSpec.most
 
     @classmethod
     def _lies_anywhere(cls) -> None:

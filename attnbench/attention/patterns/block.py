@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attnbench.attention.patterns._fixed import FixedSpec
 from attnbench.attention.patterns.base import Extent, patterns
+from attnbench.attention.types import Role
 
 
 @patterns.register
@@ -15,6 +16,9 @@ class BlockSpec(FixedSpec):
     """Blocks of n neighbours that look at each other; where it is causal a row has 1 to n positions."""
 
     kind: Literal["block"] = "block"
+
+    def most(self, role: Role) -> int | None:
+        return self.n
 
     def near(self, q: Tensor, k: Tensor, n: int, *, causal: bool) -> Tensor:
         return q // n == k // n

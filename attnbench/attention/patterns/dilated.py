@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attnbench.attention.patterns._fixed import FixedSpec, reach
 from attnbench.attention.patterns.base import Extent, patterns
+from attnbench.attention.types import Role
 
 
 @patterns.register
@@ -24,6 +25,9 @@ class DilatedSpec(FixedSpec):
     def unused(self) -> Iterator[tuple[str, str]]:
         if self.n == 1 and self.is_set("dilation"):
             yield "dilation", "n is 1, the position itself"
+
+    def most(self, role: Role) -> int | None:
+        return self.n
 
     def near(self, q: Tensor, k: Tensor, n: int, *, causal: bool) -> Tensor:
         first, last = (self.dilation * end for end in reach(n, causal=causal))

@@ -19,6 +19,9 @@ class RandomSpec(DrawnSpec):
     kind: Literal["random"] = "random"
     roles: ClassVar[frozenset[Role]] = frozenset(ROLES)
 
+    def most(self, role: Role) -> int | None:
+        return self.n
+
     def mask_mod(
         self, role: Role, layer: int = 0, *, lengths: Int[Tensor, "B"] | None = None, seed: int = 0
     ) -> MaskMod:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attnbench.attention.patterns._fixed import FixedSpec, reach
 from attnbench.attention.patterns.base import Extent, patterns
+from attnbench.attention.types import Role
 
 
 @patterns.register
@@ -15,6 +16,9 @@ class WindowSpec(FixedSpec):
     """The n nearest positions; of an even n one more before than behind; where it is causal the n last ones."""
 
     kind: Literal["window"] = "window"
+
+    def most(self, role: Role) -> int | None:
+        return self.n
 
     def near(self, q: Tensor, k: Tensor, n: int, *, causal: bool) -> Tensor:
         first, last = reach(n, causal=causal)

@@ -58,8 +58,9 @@ class ParallelSpec(DatasetSpec):
     def unused(self) -> Iterator[tuple[str, str]]:
         if self.valid and self.test and self.is_set("hold_every"):
             yield "hold_every", "valid and test have files of their own, so that nothing is held out"
-        if self.train.alignment is not None:
-            yield "train.alignment", "no score and no fertility reads it: they learn alignments of their own"
+        for name in ("train", "valid", "test"):
+            if (files := getattr(self, name)) is not None and files.alignment is not None:
+                yield f"{name}.alignment", "it is kept beside the data; scores and fertilities learn their own"
 
     def pair(self) -> Languages:
         return Languages(*self.languages)

@@ -140,6 +140,12 @@ def test_where_keys_of_a_parent_lie_does_not_hold_of_another_rule(spec):
     assert WindowSpec.sparse
 
 
+@pytest.mark.parametrize("spec", [_Farther, _Everywhere, _Elsewhere])
+def test_how_many_keys_a_parent_allows_does_not_hold_of_another_rule(spec):
+    assert spec(n=2).most("encoder_self") is None
+    assert WindowSpec(n=2).most("encoder_self") == 2
+
+
 def test_a_layout_of_ones_own_is_kept():
     layout = _Elsewhere(n=2).layout("encoder_self")
     assert layout is not None
