@@ -123,8 +123,8 @@ class SiteSpec(Spec):
         scores = "score" in self.module.stages
         most = self.pattern.most(role) if scores else self.module.most
         kept, left = self.transform.keep(role), most
-        if most is not None and kept is not None and kept.kind == self.pattern.kind:
-            left = most - (kept.most(role) or 0)  # those that it chooses among
+        if most is not None and kept is not None and kept.kind == self.pattern.kind == "window":
+            left = most - (kept.most(role) or 0)  # a window lies within a wider one: those that it chooses among
         if left is not None and self.transform.is_softmax(left) and not self.transform.is_softmax():
             whose = f"the pattern '{self.pattern.kind}'" if scores else f"the module '{self.module.kind}'"
             yield "transform", f"{whose} leaves a row {most} keys at most, and '{self.transform.kind}' keeps all"
@@ -152,7 +152,7 @@ class SiteSpec(Spec):
         """Raise ValueError where this cannot stand there between queries and keys of these widths. heads: of the
         model."""
         self.module.check(self._stages(), query_width, key_width)
-        if "score" in self.module.stages:
+        if "score" in self.module.stages and self.module.headed is not None:
             width = query_width // heads if self.module.headed else max(query_width, key_width)
             require_width(self.backend, width, role)
 

@@ -189,7 +189,7 @@ def show_dry_run(plan: dict[str, Any], *, as_json: bool) -> None:
     for cell in plan["cells"]:
         table.add_row(
             cell["label"], str(cell["seed"]), cell["digest"][:8], f"{cell['parameters']:,}",
-            "elsewhere" if cell["taken_from"] else "yes" if cell["done"] else "no",
+            "damaged" if cell["damaged"] else "elsewhere" if cell["taken_from"] else "yes" if cell["done"] else "no",
             "yes" if cell["data_ready"] else "no",
         )  # fmt: skip
     out.print(table)

@@ -122,8 +122,9 @@ def environments(path: Path) -> list[dict[str, Any]]:
     return content.get("attempts", [{"from_step": 0, **content}])
 
 
-def read_result(folder: Path) -> dict[str, Any]:
-    """The result of a finished cell's folder. Raises AttnbenchError, with what mends it, for one that is damaged."""
+def read_result(folder: Path, digest: str = "") -> dict[str, Any]:
+    """The result of a finished cell's folder. digest: of the cell, where it is known. Raises AttnbenchError, with what
+    mends it, for one that is damaged, or belongs to another spec."""
     path = folder / RESULT
     try:
         result = read_json(path, RUN_AGAIN)
@@ -131,6 +132,9 @@ def read_result(folder: Path) -> dict[str, Any]:
         raise AttnbenchError(f"{path} cannot be read ({error.strerror}): check its permissions") from None
     if not isinstance(result.get("metrics"), dict) or not isinstance(result.get("data", {}), dict):
         raise AttnbenchError(f"{path} is damaged: {RUN_AGAIN}")
+    found = result.get("digest")
+    if digest and found and found != digest:
+        raise AttnbenchError(f"{path} belongs to another spec ({found}, not {digest}): {RUN_AGAIN}")
     return result
 
 

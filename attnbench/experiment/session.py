@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,7 +67,7 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
     prepare_data([cell for cell in cells if _may_have_changed(cell, settings)], settings)
     done = [] if settings.fresh else [cell for cell in cells if _found(root, cell, experiment, settings)]
     if done:
-        log.info("%d of %d cells are done already", len(done), len(cells))
+        log.info("%d of %d cells are done already", len(done), len(cells) + len(damaged))
     if any(cell.spec.task.own_files(settings.source) and not _prepared(cell, settings) for cell in done):
         log.warning("%s: the text that results here were made from is not here, so that nothing tells whether it is "
                     "what this spec means", root)  # fmt: skip
@@ -128,13 +128,8 @@ def _listeners(settings: Settings) -> Iterator[Callable[[Cell], Listener]]:
 
 def _found(root: Path, cell: Cell, experiment: Experiment, settings: Settings) -> bool:
     if is_done(root, cell):
-        result = read_result(cell_folder(root, cell.folder))
-        made_from, present = result.get("data", {}).get("content_sha256"), _content(cell, settings)
-        if made_from and present and made_from != present:
-            raise AttnbenchError(
-                f"{cell_folder(root, cell.folder)}: this result was made from other data than are prepared now; "
-                "run with --fresh, or under another name"
-            )
+        if (other := _of_other_data(root, cell, settings)) is not None:
+            raise AttnbenchError(other)
         _restore_texts(root, cell, settings)
         return True
     origin = adopt(root, cell, _elsewhere(experiment, settings), _content(cell, settings))
@@ -145,6 +140,17 @@ def _found(root: Path, cell: Cell, experiment: Experiment, settings: Settings) -
                         "come out otherwise; --fresh trains anew", cell.label, cell.seed)  # fmt: skip
         _restore_texts(root, cell, settings)
     return origin is not None
+
+
+def _of_other_data(root: Path, cell: Cell, settings: Settings) -> str | None:
+    """What a run stops with where a result was made from other data than are prepared now."""
+    folder = cell_folder(root, cell.folder)
+    made_from, present = read_result(folder).get("data", {}).get("content_sha256"), _content(cell, settings)
+    if not made_from or not present or made_from == present:
+        return None
+    return (
+        f"{folder}: this result was made from other data than are prepared now; run with --fresh, or under another name"
+    )
 
 
 def _restore_texts(root: Path, cell: Cell, settings: Settings) -> None:
@@ -184,11 +190,16 @@ def _prepared(cell: Cell, settings: Settings) -> bool:
     return cell.spec.task.prepared(settings.cache) is not None
 
 
-def _changed_files(cells: Iterable[Cell], settings: Settings) -> dict[Path, list[Path]]:
-    """The folders of data that a run would prepare again: the user's own files that have changed since."""
-    tasks = {cell.spec.task.data_path(settings.cache): cell.spec.task for cell in cells}
-    changed = {at: task.changed_files(settings.cache, settings.source) for at, task in tasks.items()}
-    return {at: files for at, files in changed.items() if files}
+def _unsettled(cells: Iterable[Cell], settings: Settings) -> dict[Path, list[Path]]:
+    """The folders of data that a run would first prepare from the user's own files, and those that have changed since
+    they were prepared."""
+    found = {}
+    for at, task in {cell.spec.task.data_path(settings.cache): cell.spec.task for cell in cells}.items():
+        changed, own = task.changed_files(settings.cache, settings.source), task.own_files(settings.source)
+        there = bool(own) and all(path.exists() for path in own)
+        if changed or (there and task.prepared(settings.cache) is None):
+            found[at] = changed
+    return found
 
 
 def _content(cell: Cell, settings: Settings) -> str | None:
@@ -202,7 +213,7 @@ def _damaged(root: Path, cells: Iterable[Cell]) -> dict[str, str]:
     for cell in cells:
         if is_done(root, cell):
             try:
-                read_result(cell_folder(root, cell.folder))
+                read_result(cell_folder(root, cell.folder), cell.digest)
             except AttnbenchError as error:
                 found[cell.folder] = str(error)
     return found
@@ -226,23 +237,23 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
     root = root_of(experiment, settings)
     counted: dict[str, int] = {}
     damaged = {} if settings.fresh else _damaged(root, experiment.cells)
-    changed = _changed_files(experiment.cells, settings)
     for reason in damaged.values():
         log.warning("%s", reason)
-    for file in dict.fromkeys(itertools.chain(*changed.values())):
+    sound = [cell for cell in experiment.cells if cell.folder not in damaged]
+    unsettled = _unsettled(sound, settings)
+    for file in dict.fromkeys(itertools.chain(*unsettled.values())):
         log.warning("%s is not what it was when it was prepared; a run prepares it again", file)
-    if any(is_done(root, cell) and cell.spec.task.data_path(settings.cache) in changed for cell in experiment.cells):
-        log.warning("%s: results here are of the text as it was; if other data come of it now, a run stops and asks "
-                    "for --fresh, or for another name", root)  # fmt: skip
+    if not settings.fresh:
+        _warn_of_other_data(root, sound, unsettled, settings)
     cells = []
     for cell in experiment.cells:
         key = json.dumps([cell.spec.model.dump(), list(cell.spec.task.model_sizes())])
         if key not in counted:
             counted[key] = count_parameters(cell.spec)
         at = cell.spec.task.data_path(settings.cache)
-        counts = not (settings.fresh or cell.folder in damaged or at in changed)
-        own, origin = counts and is_done(root, cell), None
-        if counts and not own:
+        counts = not (settings.fresh or cell.folder in damaged or at in unsettled)
+        own, origin = counts and is_done(root, cell) and _of_other_data(root, cell, settings) is None, None
+        if counts and not is_done(root, cell):
             origin = find_done(root, cell, _elsewhere(experiment, settings), _content(cell, settings))
         cells.append(
             {
@@ -250,8 +261,9 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
                 "parameters": counted[key],
                 "done": own or origin is not None,
                 "taken_from": None if origin is None else str(origin),
+                "damaged": damaged.get(cell.folder),
                 "data": str(at),
-                "data_ready": _prepared(cell, settings) and at not in changed,
+                "data_ready": _prepared(cell, settings) and at not in unsettled,
             }
         )
     return {
@@ -261,6 +273,21 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
         "spec": experiment.cells[0].spec.dump(),
         "table": experiment.table.dump(),
     }
+
+
+def _warn_of_other_data(
+    root: Path, cells: Iterable[Cell], unsettled: Mapping[Path, list[Path]], settings: Settings
+) -> None:
+    """Say that a run will stop, or may, since results here are of other data."""
+    done = [cell for cell in cells if is_done(root, cell)]
+    for cell in done:
+        if cell.spec.task.data_path(settings.cache) in unsettled:
+            log.warning("%s: results here are of the text as it was; where other data come of it, a run stops and asks "
+                        "for --fresh, or for another name", root)  # fmt: skip
+            return
+        if (other := _of_other_data(root, cell, settings)) is not None:
+            log.warning("a run stops: %s", other)
+            return
 
 
 def prepare_named(what: str, overrides: Sequence[str], settings: Settings) -> list[dict[str, Any]]:

@@ -87,7 +87,9 @@ class GridSpec(Spec):
     @field_validator("more_seeds")
     @classmethod
     def _known(cls, more: dict[str, list[int]]) -> dict[str, list[int]]:
-        for seeds in more.values():
+        for label, seeds in more.items():
+            if not seeds:
+                raise ValueError(f"the cells of '{label}' would have no seed; list some, or leave it out")
             cls._distinct(seeds)
         return more
 

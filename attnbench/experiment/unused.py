@@ -18,15 +18,18 @@ def unused(experiment: Experiment) -> Iterator[str]:
     and a seed that no cell has.
     """
     cells = experiment.cells
-    found: dict[tuple[YamlPath, str], list[Cell]] = {}
+    found: dict[tuple[str, str], tuple[dict[str, None], list[Cell]]] = {}
     for cell in cells:
         for path, why in unused_fields(cell.spec):
-            found.setdefault((path, why), []).append(cell)
-    for (path, why), some in found.items():
+            where = location(experiment.document.source, _line(cell, path))
+            paths, some = found.setdefault((where, why), ({}, []))
+            paths[dotted(path)] = None
+            if cell not in some[-1:]:
+                some.append(cell)
+    for (where, why), (paths, some) in found.items():
         labels = dict.fromkeys(cell.label for cell in some)
         of = "" if len(some) == len(cells) else f" (of {', '.join(labels)})"
-        where = location(experiment.document.source, _line(some[0], path))
-        yield f"{where}: {dotted(path)} changes nothing{of}: {why}"
+        yield f"{where}: {', '.join(paths)} {'changes' if len(paths) == 1 else 'change'} nothing{of}: {why}"
     yield from _same_runs(experiment)
     yield from _of_all_cells(experiment)
 
@@ -49,12 +52,20 @@ def _same_runs(experiment: Experiment) -> Iterator[str]:
         for cell in experiment.cells:
             rest = (cell.seed, *(str(label) for path, label in cell.axes.items() if path != axis))
             runs.setdefault(str(cell.axes[axis]), {})[rest] = cell.digest
-        first: dict[frozenset[tuple[object, str]], str] = {}
+        known: list[str] = []
         for label, digests in runs.items():
-            other = first.setdefault(frozenset(digests.items()), label)
-            if other != label:
+            other = next((each for each in known if _alike(runs[each], digests)), None)
+            if other is None:
+                known.append(label)
+            else:
                 where = experiment.document.at("grid", "axes", axis)
                 yield f"{where}: grid.axes.{axis}: '{other}' and '{label}' are the same run in every cell; drop one"
+
+
+def _alike(ours: Mapping[object, str], theirs: Mapping[object, str]) -> bool:
+    """Whether cells are the same run wherever both entries have one; they may have other seeds besides."""
+    both = ours.keys() & theirs.keys()
+    return bool(both) and all(ours[each] == theirs[each] for each in both)
 
 
 def _of_all_cells(experiment: Experiment) -> Iterator[str]:
@@ -62,5 +73,7 @@ def _of_all_cells(experiment: Experiment) -> Iterator[str]:
     if (seed := document.raw.get("seed")) is not None and seed not in {cell.seed for cell in experiment.cells}:
         yield f"{document.at('seed')}: seed changes nothing: every cell has another"
     model = document.raw.get("model")
-    if isinstance(model, Mapping) and (sizes := PRESETS.get(str(model.get("preset")))) and sizes.keys() <= model.keys():
+    if not isinstance(model, Mapping) or model.get("kind", "transformer") != "transformer":
+        return
+    if (sizes := PRESETS.get(str(model.get("preset")))) and sizes.keys() <= model.keys():
         yield f"{document.at('model', 'preset')}: model.preset changes nothing: {', '.join(sizes)} are all given"

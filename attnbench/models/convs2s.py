@@ -81,7 +81,7 @@ class ConvS2SSpec(ModelSpec):
         return self
 
     def unused(self) -> Iterator[tuple[str, str]]:
-        if self.heads > 1 and not self.attention.cross.module.headed:
+        if self.heads > 1 and self.attention.cross.module.headed is False:
             yield "heads", f"the module '{self.attention.cross.module.kind}' has none; 'multihead' does"
         if self.share_attention and (self.decoder_layers or self.layers) == 1:
             yield "share_attention", "one decoder layer has nobody to share with"

@@ -41,7 +41,7 @@ class WuCoverage(CoveragePenaltySpec):
 
     def unused(self) -> Iterator[tuple[str, str]]:
         if self.floor == 1 and self.beta:
-            yield "beta", "with a floor of 1 every word counts as read"
+            yield "floor", "at 1 every word counts as read, and so the penalty does nothing either"
 
     def penalty(self, received: Float[Tensor, "n size S"], words: Bool[Tensor, "n S"]) -> Float[Tensor, "n size"]:
         each = received.clamp(self.floor, 1.0).log().masked_fill(~words[:, None, :], 0.0)

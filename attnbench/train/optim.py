@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import Field, field_validator, model_validator
 from torch import nn
 
+from attnbench.core.inherit import is_outdated
 from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec
 
@@ -28,6 +29,15 @@ class ScheduleSpec(Spec):
     """Learning rate as a function of the update, counted from 1."""
 
     kind: str
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        if is_outdated(cls, "ends", "rate"):
+            cls.ends = ScheduleSpec.ends
+
+    def ends(self) -> int | None:
+        """The update from which on the rate is 0; None: there is none, or nobody knows."""
+        return None
 
     def rate(self, step: int, width: int) -> float:
         """The learning rate of update `step`; width: the model's D, which Noam's rule reads."""
@@ -171,6 +181,9 @@ class _DecayFields(ScheduleSpec):
         if self.minimum > self.lr:
             raise ValueError(f"minimum ({self.minimum}) is larger than lr ({self.lr}); lower it")
         return self
+
+    def ends(self) -> int | None:
+        return None if self.minimum else self.steps
 
     def rate(self, step: int, width: int) -> float:
         if step < self.warmup:

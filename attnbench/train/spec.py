@@ -55,14 +55,11 @@ class TrainSpec(Spec):
             if self.average > count == 1:
                 yield "average", "there is one validation"
             if self.patience is not None and self.patience >= count:
-                yield "patience", f"there are {count} validations at most, the first of which is a best one"
-        ends_by_steps = self.max_epochs is None and self.patience is None and self.average == 1
-        if self.is_set("max_steps") and ends_by_steps:
-            last = self.max_steps
-            while last and not self.schedule.rate(last, width=1):
-                last -= 1
-            if last + 1 < self.max_steps:
-                yield "max_steps", f"after update {last} the rate is 0; give schedule.minimum, or more schedule.steps"
+                yield "patience", f"the training has {count} at most, and the first validation is a best one"
+        end = self.schedule.ends()
+        by_steps = self.is_set("max_steps") and self.max_epochs is None and self.patience is None and self.average == 1
+        if end is not None and end < self.max_steps and by_steps:
+            yield "max_steps", f"from update {end} on the rate is 0; give schedule.minimum, or more schedule.steps"
 
     @property
     def _validations(self) -> int | None:

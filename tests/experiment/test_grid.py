@@ -207,6 +207,7 @@ def test_a_resolved_cell_read_back_is_the_same_cell(bench: Any):
         ("grid:\n  seeds: [1, 1]\n", "spec.yaml:12: grid.seeds: ", "different"),
         ("grid:\n  seeds: [-1]\n", "spec.yaml:12: grid.seeds: ", "from 0 on"),
         ("grid:\n  seeds: [1]\n  more_seeds:\n    8: [1]\n", "spec.yaml:14: grid.more_seeds: ", "unknown label '8'"),
+        ("grid:\n  more_seeds:\n    8: []\n", "spec.yaml:12: grid.more_seeds: ", "the cells of '8' would have no seed"),
         ("table:\n  vlaue: x\n", "spec.yaml:12: table.vlaue: ", "did you mean 'value'?"),
         (
             "grid:\n  axes:\n    model.norm:\n      - pre\n      - psot\n",

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -228,9 +229,19 @@ def test_a_dry_run_knows_that_own_text_has_changed(
     assert told() == {(False, False)}
     assert snapshot(tmp_path) == before
     assert caplog.text.count("t.de is not what it was when it was prepared; a run prepares it again") == 1
-    assert "a run stops and asks for --fresh" in caplog.text
+    assert "a run stops and asks for --fresh" in caplog.text.replace("\n", " ")
     with pytest.raises(AttnbenchError, match="run with --fresh, or under another name"):
         list(run_grid(experiment, settings, "attnbench test"))
+    caplog.clear()
+    assert told() == {(False, True)}  # that run has prepared the text
+    assert "a run stops: " in caplog.text
+    caplog.clear()
+    settings = replace(settings, fresh=True)
+    assert told() == {(False, True)}
+    assert not caplog.text
+    settings = Settings(bench.runs, tmp_path / "another cache")
+    assert told() == {(False, False)}
+    assert "a run stops and asks for --fresh" in caplog.text.replace("\n", " ")
 
 
 def test_a_command_ends_with_1_when_a_cell_failed(bench: Any, ran: list[Cell], capsys: pytest.CaptureFixture[str]):
@@ -282,7 +293,9 @@ def test_outcomes_come_as_cells_end(bench: Any, ran: list[Cell]):
     assert len(list(outcomes)) == 1
 
 
-@pytest.mark.parametrize("content", ["{}", '{"metrics": 3}', '{"digest": ', '{"metrics": {}, "data": 3}'])
+@pytest.mark.parametrize(
+    "content", ["{}", '{"metrics": 3}', '{"digest": ', '{"metrics": {}, "data": 3}', '{"metrics": {}, "digest": "0"}']
+)
 def test_a_damaged_result_is_the_failure_of_its_cell_alone(
     bench: Any, ran: list[Cell], caplog: pytest.LogCaptureFixture, content: str
 ):
@@ -294,11 +307,12 @@ def test_a_damaged_result_is_the_failure_of_its_cell_alone(
     ran.clear()
     plan = dry_run(experiment, bench.settings())
     assert [cell["done"] for cell in plan["cells"]] == [False, False]
-    assert f"{damaged / 'result.json'} is damaged" in caplog.text
+    assert [cell["damaged"] is None for cell in plan["cells"]] == [False, True]
+    assert caplog.text.count(f"{damaged / 'result.json'}") == 1
     outcomes = {outcome.cell.label: outcome.error for outcome in bench.run(experiment)}
-    assert outcomes == {
-        "budget-1": f"{damaged / 'result.json'} is damaged: delete it and run the cell again", "budget-inf": None,
-    }  # fmt: skip
+    assert outcomes["budget-inf"] is None
+    assert str(outcomes["budget-1"]).startswith(f"{damaged / 'result.json'} ")
+    assert str(outcomes["budget-1"]).endswith(": delete it and run the cell again")
     assert [cell.label for cell in ran] == ["budget-inf"]
     assert (damaged / "result.json").read_text() == content  # nobody's work is thrown away unasked
     assert [outcome.error for outcome in bench.run(experiment, fresh=True)] == [None, None]

@@ -61,7 +61,7 @@ BOTH = ", valid: {source: c, target: d}, test: {source: e, target: f}"
     ("train: {schedule: {kind: inverse_sqrt, warmup: 1, start: 1e-2}}\n", "train.schedule.start"),
     ("search: {kind: beam, size: 1, penalty: {kind: wu, alpha: 2.0}}\n", "search.penalty"),
     ("search: {kind: beam, size: 1, coverage: {kind: wu, beta: 5.0}}\n", "search.coverage"),
-    ("search: {kind: beam, coverage: {kind: wu, beta: 5.0, floor: 1.0}}\n", "search.coverage.beta"),
+    ("search: {kind: beam, coverage: {kind: wu, beta: 5.0, floor: 1.0}}\n", "search.coverage.floor"),
     ("search: {kind: beam, size: 4, n_best: 4}\n", "search.n_best"),
     (FILES % (", alignment: c", "", ""), "task.dataset.train.alignment"),
     (FILES % ("", f"{BOTH}, hold_every: 7", ""), "task.dataset.hold_every"),
@@ -119,6 +119,7 @@ def test_cells_are_named_where_it_is_not_all_of_them(bench: Any):
      "'0.001' and '0.002' are the same run"),
     ("train.clip: [0.5, 1.0]", None),
     ("train.clip: [1, 1.0]", "'1' and '1.0' are the same run"),
+    ("train.clip: [1, 1.0]}, more_seeds: {1: [1, 2]", "'1' and '1.0' are the same run"),
     ("model.attention.cross.budget: [1, 2, inf]", None),
 ])  # fmt: skip
 def test_entries_of_an_axis_that_are_the_same_runs_are_told(bench: Any, axes: str, words: str | None):
@@ -133,8 +134,8 @@ def test_it_is_said_at_its_place_before_a_run(bench: Any, caplog: pytest.LogCapt
     (line,) = [record.getMessage() for record in caplog.records]
     given = (bench.folder / "spec.yaml").read_text().splitlines()
     assert line == (
-        f"{bench.folder / 'spec.yaml'}:{given.index('  patience: 9') + 1}: train.patience changes nothing: there are 2 "
-        "validations at most, the first of which is a best one"
+        f"{bench.folder / 'spec.yaml'}:{given.index('  patience: 9') + 1}: train.patience changes nothing: the "
+        "training has 2 at most, and the first validation is a best one"
     )
 
 

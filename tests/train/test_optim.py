@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from pydantic import ValidationError
 from torch import nn
 
-from attnbench.train.optim import optimizers, schedules, set_rate
+from attnbench.train.optim import LinearSpec, optimizers, schedules, set_rate
 
 STEPS = [1, 2, 99, 100, 101, 400, 4000, 100_000]
 
@@ -162,3 +162,23 @@ def test_a_rate_is_a_number(kind, value):
     field = "scale" if kind == "noam" else "lr"
     with pytest.raises(ValidationError, match=field):
         schedules.parse({"kind": kind, field: value})
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+def test_a_schedule_says_from_which_update_on_its_rate_is_0(kind: str):
+    schedule = schedules.parse({"kind": kind, "steps": 100, "warmup": 10})
+    assert schedule.ends() == 100
+    assert [schedule.rate(step, 1) > 0 for step in (99, 100, 101)] == [True, False, False]
+    assert schedules.parse({"kind": kind, "steps": 100, "minimum": 1e-9}).ends() is None
+    assert schedules.parse("inverse_sqrt").ends() is None
+
+
+class Restarted(LinearSpec):
+    kind: Literal["restarted"] = "restarted"
+
+    def rate(self, step: int, width: int) -> float:
+        return super().rate(step % self.steps, width)
+
+
+def test_the_end_of_a_parent_is_not_that_of_another_rate():
+    assert Restarted(steps=10).ends() is None

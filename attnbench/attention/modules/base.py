@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from attnbench.attention.site import Site, Stage
 from attnbench.attention.types import AttentionOutput, Dims, History, Memory, Positions, Role
+from attnbench.core.inherit import is_outdated
 from attnbench.core.ragged import Ragged
 from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec
@@ -86,11 +87,16 @@ class ModuleSpec(Spec):
     roles: ClassVar[frozenset[Role]]
     stages: ClassVar[frozenset[Stage]] = frozenset(get_args(Stage))
     """The stages of the pipeline that it uses; another one given beside it is a fault."""
-    headed: ClassVar[bool] = True
-    """The model's heads split the width of the queries; False: it compares them whole."""
+    headed: ClassVar[bool | None] = None
+    """Whether the model's heads split the width of the queries; None: nobody knows."""
     rows: ClassVar[Literal["simplex", "gates"]] = "simplex"
     """simplex: the weights it tells over the keys sum to 1 where the transform's do. gates: they need not."""
     paper: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        if is_outdated(cls, "headed", "build"):
+            cls.headed = None
 
     def check(self, site: Site, query_width: int, key_width: int) -> None:
         """Raise ValueError where it cannot stand between queries and keys of these widths."""

@@ -125,7 +125,7 @@ class FixedMemorySpec(ModuleSpec):
     kind: Literal["fixed_memory"] = "fixed_memory"
     roles: ClassVar[frozenset[Role]] = frozenset({"cross"})
     stages: ClassVar[frozenset[Stage]] = frozenset({"transform"})
-    headed: ClassVar[bool] = False
+    headed: ClassVar[bool | None] = False
     rows: ClassVar[Literal["simplex", "gates"]] = "gates"
     paper: ClassVar[str] = "Britz et al. 2017, sections 3.1 to 3.3"
 

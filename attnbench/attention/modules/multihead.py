@@ -116,6 +116,7 @@ class MultiHeadSpec(ModuleSpec):
     kind: Literal["multihead"] = "multihead"
     roles: ClassVar[frozenset[Role]] = frozenset(ROLES)
     stages: ClassVar[frozenset[Stage]] = frozenset({"score", "bias", "pattern", "transform"})
+    headed: ClassVar[bool | None] = True
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2.2"
 
     def build(self, site: Site, role: Role, width: int, dims: Dims, dropout: float) -> MultiHead:

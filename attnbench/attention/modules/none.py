@@ -46,7 +46,7 @@ class NoAttentionSpec(ModuleSpec):
     kind: Literal["none"] = "none"
     roles: ClassVar[frozenset[Role]] = frozenset({"cross"})
     stages: ClassVar[frozenset[Stage]] = frozenset()
-    headed: ClassVar[bool] = False
+    headed: ClassVar[bool | None] = False
     paper: ClassVar[str] = "Sutskever et al. 2014"
 
     def build(self, site: Site, role: Role, width: int, dims: Dims, dropout: float) -> NoAttention:

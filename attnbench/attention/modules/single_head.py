@@ -52,7 +52,7 @@ class SingleHeadSpec(ModuleSpec):
 
     kind: Literal["single_head"] = "single_head"
     roles: ClassVar[frozenset[Role]] = frozenset({"cross"})
-    headed: ClassVar[bool] = False
+    headed: ClassVar[bool | None] = False
     paper: ClassVar[str] = "Bahdanau et al. 2015, section 3.1; Luong et al. 2015, section 3.1"
 
     def check(self, site: Site, query_width: int, key_width: int) -> None:

@@ -6,7 +6,7 @@ costs no more than its keys, however many it draws from.
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Bool, Int
@@ -14,8 +14,9 @@ from pydantic import Field
 from torch import Tensor
 
 from attnbench.attention.patterns._fixed import FixedSpec
-from attnbench.attention.patterns.base import Extent
+from attnbench.attention.patterns.base import Extent, PatternSpec
 from attnbench.attention.types import ROLES, Role
+from attnbench.core.inherit import is_outdated
 
 Hashed = TypeVar("Hashed", int, Tensor)
 _WORD = 0xFFFFFFFF
@@ -28,6 +29,11 @@ class DrawnSpec(FixedSpec):
 
     seed: int | None = Field(default=None, ge=0)
     """Of the draw; left out: the run's."""
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        if is_outdated(cls, "most", "draw"):
+            cls.most = PatternSpec.most
 
     def draw(
         self,

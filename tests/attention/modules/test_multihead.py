@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -293,3 +294,16 @@ def test_hooks_of_the_module_run_without_padding_too(kind):
     found.sum().backward()
     assert seen == [module]
     torch.testing.assert_close(found, wanted)
+
+
+class Own(MultiHeadSpec):
+    kind: Literal["own"] = "own"
+
+    def build(self, *given: Any, **more: Any) -> MultiHead:
+        return super().build(*given, **more)
+
+
+def test_who_builds_otherwise_may_split_the_width_otherwise():
+    """Else kernels that fit are refused, or ones that do not are asked for."""
+    assert MultiHeadSpec.headed
+    assert Own.headed is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -149,3 +150,15 @@ def test_the_list_of_keys_is_what_the_rule_allows():
         at = Positions(torch.arange(17), torch.arange(17))
         assert torch.equal((listed[..., :17] | dense(fixed, at)).expand_as(rule), rule)
         assert not (listed[..., :17] & dense(fixed, at)).any()
+
+
+class Twice(RandomSpec):
+    kind: Literal["twice"] = "twice"
+
+    def draw(self, n: int, *others: Any, **more: Any) -> Any:
+        return super().draw(2 * n, *others, **more)
+
+
+def test_how_many_keys_a_parent_draws_does_not_hold_of_another_draw():
+    assert RandomSpec(n=4).most("cross") == 4
+    assert Twice(n=4).most("cross") is None
