@@ -55,7 +55,7 @@ class TrainSpec(Spec):
             if self.average > count == 1:
                 yield "average", "there is one validation"
             if self.patience is not None and self.patience >= count:
-                yield "patience", f"the training has {count} at most, and the first validation is a best one"
+                yield "patience", f"of {count} validations at most the first is a best one"
         end = self.schedule.ends()
         by_steps = self.is_set("max_steps") and self.max_epochs is None and self.patience is None and self.average == 1
         if end is not None and end < self.max_steps and by_steps:

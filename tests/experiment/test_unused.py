@@ -134,8 +134,8 @@ def test_it_is_said_at_its_place_before_a_run(bench: Any, caplog: pytest.LogCapt
     (line,) = [record.getMessage() for record in caplog.records]
     given = (bench.folder / "spec.yaml").read_text().splitlines()
     assert line == (
-        f"{bench.folder / 'spec.yaml'}:{given.index('  patience: 9') + 1}: train.patience changes nothing: the "
-        "training has 2 at most, and the first validation is a best one"
+        f"{bench.folder / 'spec.yaml'}:{given.index('  patience: 9') + 1}: train.patience changes nothing: of 2 "
+        "validations at most the first is a best one"
     )
 
 
