@@ -245,6 +245,7 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
         log.warning("%s is not what it was when it was prepared; a run prepares it again", file)
     if not settings.fresh:
         _warn_of_other_data(root, sound, unsettled, settings)
+    perhaps = 0
     cells = []
     for cell in experiment.cells:
         key = json.dumps([cell.spec.model.dump(), list(cell.spec.task.model_sizes())])
@@ -255,6 +256,8 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
         own, origin = counts and is_done(root, cell) and _of_other_data(root, cell, settings) is None, None
         if counts and not is_done(root, cell):
             origin = find_done(root, cell, _elsewhere(experiment, settings), _content(cell, settings))
+        if at in unsettled and not settings.fresh and not is_done(root, cell):
+            perhaps += find_done(root, cell, _elsewhere(experiment, settings)) is not None
         cells.append(
             {
                 **cell.entry(),
@@ -265,6 +268,10 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
                 "data": str(at),
                 "data_ready": _prepared(cell, settings) and at not in unsettled,
             }
+        )
+    if perhaps:
+        log.warning(
+            "%d cells are done elsewhere, where that was of the same text: `attnbench prepare` settles it", perhaps
         )
     return {
         "name": experiment.name,

@@ -241,7 +241,10 @@ def test_a_dry_run_knows_that_own_text_has_changed(
     assert not caplog.text
     settings = Settings(bench.runs, tmp_path / "another cache")
     assert told() == {(False, False)}
-    assert "a run stops and asks for --fresh" in caplog.text.replace("\n", " ")
+    assert "a run stops and asks for --fresh" in caplog.text
+    (bench.runs / "tiny").rename(bench.runs / "other")
+    assert told() == {(False, False)}
+    assert "2 cells are done elsewhere, where that was of the same text" in caplog.text
 
 
 def test_a_command_ends_with_1_when_a_cell_failed(bench: Any, ran: list[Cell], capsys: pytest.CaptureFixture[str]):
