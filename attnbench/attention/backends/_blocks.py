@@ -7,6 +7,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from attnbench.attention.transforms._climb import mass_of
+
 PRECISION: tl.constexpr = tl.constexpr("tf32x3")
 """Of products in float32, to about its own accuracy; other types know one precision."""
 ROUNDS: tl.constexpr = tl.constexpr(200)
@@ -41,6 +43,13 @@ def scores_of(q, k, alive, scale):
     """-inf where a key is not looked at."""
     products = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     return tl.where(alive, products * scale, float("-inf"))
+
+
+@triton.jit
+def sums_of(d, t, e, KIND: tl.constexpr):
+    """Of the weights of each row, and of their parts."""
+    mass, part = mass_of(d, t[:, None], e, KIND)
+    return tl.sum(mass, 1), tl.sum(part, 1)
 
 
 @triton.jit
@@ -83,11 +92,9 @@ def kept_of_rows(threshold, most, total, place, there):
 
 
 @triton.jit
-def mean_of(up, slope, row_stride, mean, row, place, there, value_width, VALUE_WIDTH: tl.constexpr):
-    """Of the gradient of each row's weights, under the part that it goes through; kept in `mean`."""
+def mean_of(up, slope, row_stride, row, there, value_width, VALUE_WIDTH: tl.constexpr):
+    """Of the gradient of each row's weights, under the part that it goes through."""
     column = tl.arange(0, VALUE_WIDTH)
     inside = there[:, None] & (column < value_width)[None, :]
     of_row = tl.load(slope + row[:, None] * row_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    middle = tl.sum(up.to(tl.float32) * of_row, 1)
-    tl.store(mean + place, middle, mask=there)
-    return middle
+    return tl.sum(up.to(tl.float32) * of_row, 1)

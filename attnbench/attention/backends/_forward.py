@@ -3,7 +3,8 @@
 A program takes one block of queries of one head. The scores of a block of keys are computed anew wherever they are
 needed: to find the threshold of each row, and to mix the values.
 With e = alpha - 1 and d the scores minus their largest, alpha-entmax is `p = [1 + e (d - t)]_+^(1/e)` (_entmax.py); t
-is found from below by Newton's method on `(sum p)^e = 1`, as in torch operations.
+is found from below by Newton's method on `(sum p)^e = 1`, as in torch operations. It begins where the largest scores of
+classes of keys, places equal modulo BLOCK_N, would have it: fewer keys, so no higher.
 """
 
 # The parameters of kernels are written as Triton reads them: `tl.constexpr` is decided when a kernel is compiled.
@@ -22,13 +23,17 @@ from attnbench.attention.backends._blocks import (
     kept_in,
     rows_from,
     scores_of,
+    sums_of,
 )
-from attnbench.attention.transforms._climb import SETTLED, TOPK, mass_of, step_of
+from attnbench.attention.transforms._climb import TOPK, is_far, mass_of, step_of
+
+STEPS: tl.constexpr = tl.constexpr(4)
+"""Of Newton's method on the largest scores of classes."""
 
 
 @triton.jit
 def forward(
-    query, key, value, out, slope, threshold, most, total, valid, excess, found,
+    query, key, value, out, slope, threshold, most, total, valid, excess, found, crowded,
     qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, valid_b,
     heads, queries, keys, width, value_width, ahead, scale, count, seed, rate,
     KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr, GRADIENT: tl.constexpr,
@@ -45,18 +50,19 @@ def forward(
     block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
     first = block * BLOCK_M
-    q = rows_from(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH)
-    keys_of, values_of, valid_of = key + b * kb + h * kh, value + b * vb + h * vh, valid + b * valid_b
-    e = tl.load(excess + h)
-    drawn = drawn_for(seed, bh, DROPOUT)
     row = first + tl.arange(0, BLOCK_M)
     place = bh * queries + row
     rows = row < queries
     if ROOM > 0:
-        number = tl.load(found + place, mask=rows, other=0)
-        rows = rows & (number > ROOM)
+        if tl.load(crowded + bh) == 0:
+            return
+        rows = rows & (tl.load(found + place, mask=rows, other=0) > ROOM)
         if tl.max(rows.to(tl.int32), 0) == 0:
             return
+    q = rows_from(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH)
+    keys_of, values_of, valid_of = key + b * kb + h * kh, value + b * vb + h * vh, valid + b * valid_b
+    e = tl.load(excess + h)
+    drawn = drawn_for(seed, bh, DROPOUT)
     end = keys
     if CAUSAL:
         end = tl.minimum(keys, first + BLOCK_M + ahead)
@@ -72,6 +78,22 @@ def forward(
     if ROOM > 0 and KIND != TOPK:
         centre = tl.load(most + place, mask=rows, other=0.0)
         t = tl.load(threshold + place, mask=rows, other=0.0)
+    elif KIND != TOPK:
+        best = tl.full([BLOCK_M, BLOCK_N], float("-inf"), tl.float32)
+        for n in range(0, end, BLOCK_N):
+            if SHORT:
+                s = all_scores
+            else:
+                alive = alive_in(valid_of, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+                s = scores_of(q, rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH), alive, scale)
+            best = tl.maximum(best, s, propagate_nan=tl.PropagateNan.ALL)
+        m = tl.max(best, 1)
+        centre = tl.where(m == float("-inf"), 0.0, m)  # a row without a key
+        if not SHORT:
+            best = best - centre[:, None]
+            for _ in range(STEPS):
+                mass_sum, part_sum = sums_of(best, t, e, KIND)
+                t += step_of(mass_sum, part_sum, e, KIND)
     else:
         for n in range(0, end, BLOCK_N):
             if SHORT:
@@ -82,9 +104,8 @@ def forward(
             m = tl.maximum(m, tl.max(s, 1), propagate_nan=tl.PropagateNan.ALL)
             low = tl.minimum(low, tl.min(tl.where(alive, s, float("inf")), 1))
             living += tl.sum(alive.to(tl.float32), 1)
-        centre = tl.where(m == float("-inf"), 0.0, m)  # a row without a key
-        if KIND == TOPK:
-            t = tl.where(low == float("inf"), centre, low)
+        centre = tl.where(m == float("-inf"), 0.0, m)
+        t = tl.where(low == float("inf"), centre, low)
     rounds = 0
     going = 1
     if KIND == TOPK:
@@ -132,7 +153,7 @@ def forward(
             step = step_of(mass_sum, part_sum, e, KIND)
             t += step
             rounds += 1
-            going = tl.max((step > SETTLED * (1.0 + t)).to(tl.int32), 0)
+            going = tl.max(is_far(step, t, e, KIND).to(tl.int32), 0)
             going = tl.where(rounds >= ROUNDS, 0, going)
 
     context = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)

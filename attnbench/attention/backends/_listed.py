@@ -24,8 +24,9 @@ from attnbench.attention.backends._blocks import (
     kept_of_rows,
     mean_of,
     rows_from,
+    sums_of,
 )
-from attnbench.attention.transforms._climb import SETTLED, TOPK, mass_of, step_of
+from attnbench.attention.transforms._climb import TOPK, is_far, mass_of, step_of
 
 LEAST: tl.constexpr = tl.constexpr(-3.0e38)
 """Below every score but that of a key that is not looked at."""
@@ -70,12 +71,6 @@ SLOTS: tl.constexpr = tl.constexpr(",".join(["=r"] * 4 + ["f"] * 8 + ["r"] * 8 +
 @triton.jit
 def _products(q, keys_of, kn, n, keys, width, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr):
     return tl.dot(q, tl.trans(rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH)), input_precision=PRECISION)
-
-
-@triton.jit
-def _sums(d, t, e, KIND: tl.constexpr):
-    mass, part = mass_of(d, t[:, None], e, KIND)
-    return tl.sum(mass, 1), tl.sum(part, 1)
 
 
 @triton.jit
@@ -143,8 +138,8 @@ def choose(
     else:
         best, other = best - centre[:, None], other - centre[:, None]
         for _ in range(STEPS):
-            mass, part = _sums(best, t, e, KIND)
-            more, rest = _sums(other, t, e, KIND)
+            mass, part = sums_of(best, t, e, KIND)
+            more, rest = sums_of(other, t, e, KIND)
             t += step_of(mass + more, part + rest, e, KIND)
         low = centre + t - 1.0 / e - 1e-5 * (1.0 + tl.abs(centre))
     low = tl.maximum(low, LEAST)
@@ -254,10 +249,10 @@ def mix(
         going = 1
         for _ in range(ROUNDS):
             if going > 0:
-                mass_sum, part_sum = _sums(d, t, e, KIND)
+                mass_sum, part_sum = sums_of(d, t, e, KIND)
                 step = step_of(mass_sum, part_sum, e, KIND)
                 t += step
-                going = tl.max((step > SETTLED * (1.0 + t)).to(tl.int32), 0)
+                going = tl.max(is_far(step, t, e, KIND).to(tl.int32), 0)
         mass, part = mass_of(d, t[:, None], e, KIND)
         mass, part = tl.where(s > float("-inf"), mass, 0.0), tl.where(s > float("-inf"), part, 0.0)
     shared = tl.sum(mass, 1)
@@ -329,7 +324,8 @@ def spread(
     q = rows_from(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH).to(tl.float32)
     up = rows_from(upstream + b * ob + h * oh, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH).to(tl.float32)
     t, centre, shared = kept_of_rows(threshold, most, total, place, rows)
-    middle = mean_of(up, slope + b * sb + h * sh, sm, mean, row, place, rows, value_width, VALUE_WIDTH)
+    middle = mean_of(up, slope + b * sb + h * sh, sm, row, rows, value_width, VALUE_WIDTH)
+    tl.store(mean + place, middle, mask=rows)
     e = tl.load(excess + h)
     drawn = drawn_for(seed, bh, DROPOUT)
     lists_of = lists + place * (2 * ROOM)

@@ -18,6 +18,8 @@ SMALL: tl.constexpr = tl.constexpr(0.05)
 """Below it functions of one plus a little are computed from their series."""
 SETTLED: tl.constexpr = tl.constexpr(2e-6)
 """A step of Newton's method by less ends the search."""
+SMOOTH: tl.constexpr = tl.constexpr(2e-4)
+"""The same up to alpha = 1.5, where what is left after a step is about its square."""
 
 
 @triton.jit
@@ -63,3 +65,15 @@ def step_of(mass_sum, part_sum, e, KIND: tl.constexpr):
         series = y * (1.0 - y * (1 / 2 - y * (1 / 6 - y * (1 / 24 - y / 120))))
         step = mass_sum * tl.where(tl.abs(y) < SMALL, series, 1.0 - tl.exp(-y)) / (e * part_sum)
     return tl.where(step > 0.0, step, 0.0)  # NaN too: a row without a key, or one that is not all numbers
+
+
+@triton.jit
+def is_far(step, t, e, KIND: tl.constexpr):
+    """Whether Newton's method goes on after a step to t."""
+    if KIND == SPARSEMAX:
+        limit = SETTLED
+    elif KIND == ENTMAX15:
+        limit = SMOOTH
+    else:
+        limit = tl.where(e <= 0.5, SMOOTH, SETTLED)
+    return step > limit * (1.0 + t)
