@@ -1,7 +1,6 @@
 """The backward Triton kernels of fused.py: gradients from thresholds, with scores computed anew (_forward.py).
 
-A program takes one block of queries of one head, or one of its keys. Where a program of keys adds what its block gives
-to the gradients of queries, too, that is all there is to do; otherwise these take a kernel of their own.
+A program takes one block of queries or of keys of one head, or a head whose keys are one block.
 """
 
 # The parameters of kernels are written as Triton reads them: `tl.constexpr` is decided when a kernel is compiled.
@@ -25,8 +24,8 @@ from attnbench.attention.transforms._climb import SMALL, TOPK, log_over_e, mass_
 
 
 @triton.jit
-def _weights(s, t, centre, total, e, KIND: tl.constexpr):
-    """The weights of a block, and the part of them that the gradient goes through; in a row of numbers 0 at -inf."""
+def _weights(s, alive, t, centre, total, e, KIND: tl.constexpr):
+    """The weights of a block, and the part of them that the gradient goes through."""
     d = s - centre[:, None]
     share = (1.0 / total)[:, None]
     if KIND == TOPK:
@@ -35,13 +34,6 @@ def _weights(s, t, centre, total, e, KIND: tl.constexpr):
     else:
         mass, part = mass_of(d, t[:, None], e, KIND)
         mass = mass * share
-    return mass, part
-
-
-@triton.jit
-def _weights_of_alive(s, alive, t, centre, total, e, KIND: tl.constexpr):
-    """The same, and 0 at other keys whatever the row holds."""
-    mass, part = _weights(s, t, centre, total, e, KIND)
     return tl.where(alive, mass, 0.0), tl.where(alive, part, 0.0)
 
 
@@ -97,8 +89,7 @@ def backward_query(
     q = rows_from(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH)
     up = rows_from(upstream + b * ob + h * oh, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH)
     t, centre, shared = kept_of_rows(threshold, most, total, place, there)
-    middle = mean_of(up, slope + b * sb + h * sh, sm, row, there, value_width, VALUE_WIDTH)
-    tl.store(mean + place, middle, mask=there)
+    middle = mean_of(up, slope + b * sb + h * sh, sm, mean, row, place, there, value_width, VALUE_WIDTH)
     e = tl.load(excess + h)
     drawn = drawn_for(seed, bh, DROPOUT)
     end = keys
@@ -115,7 +106,7 @@ def backward_query(
         k = rows_from(key + b * kb + h * kh, keys, kn, n, width, BLOCK_N, WIDTH)
         v = rows_from(value + b * vb + h * vh, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH)
         s = scores_of(q, k, alive, scale)
-        mass, part = _weights_of_alive(s, alive, t, centre, shared, e, KIND)
+        mass, part = _weights(s, alive, t, centre, shared, e, KIND)
         gain = tl.dot(up, tl.trans(v), input_precision=PRECISION)
         if DROPOUT:
             gain = gain * kept_in(drawn, first, n, keys, rate, BLOCK_M, BLOCK_N)
@@ -179,7 +170,7 @@ def backward_key(
             alive = alive_in(valid + b * valid_b, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
             alive = alive & rows[:, None]
             s = scores_of(q, k, alive, scale)
-            mass, part = _weights_of_alive(s, alive, t, centre, shared, e, KIND)
+            mass, part = _weights(s, alive, t, centre, shared, e, KIND)
             slope = tl.dot(up, tl.trans(v), input_precision=PRECISION)
             if DROPOUT:
                 kept = kept_in(drawn, first, n, keys, rate, BLOCK_M, BLOCK_N)
@@ -202,65 +193,53 @@ def backward_key(
 
 
 @triton.jit
-def backward_both(
-    query, key, value, upstream, slope, threshold, most, total, valid, excess,
+def backward_short(
+    query, key, value, upstream, slope, mean, threshold, most, total, valid, excess,
     query_slope, alpha_slope, key_slope, value_slope,
     qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, sb, sh, sm, gb, gh, gm, cb, ch, cn, wb, wh, wn, valid_b,
     heads, queries, keys, width, value_width, ahead, scale, seed, rate,
     KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr, LEARNED: tl.constexpr,
-    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SHORT: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """All gradients that one block of keys gives: scores and weights are computed once for them. SHORT: the only one of
-    its head; without it those of queries are added to what is there, and LEARNED is not known."""
-    blocks = tl.cdiv(keys, BLOCK_N)
-    block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
+    """All gradients of one head whose keys are one block: scores and weights are computed once for them."""
+    bh = tl.program_id(0).to(tl.int64)
     b, h = bh // heads, bh % heads
-    n = block * BLOCK_N
-    k = rows_from(key + b * kb + h * kh, keys, kn, n, width, BLOCK_N, WIDTH)
-    v = rows_from(value + b * vb + h * vh, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH)
+    k = rows_from(key + b * kb + h * kh, keys, kn, 0, width, BLOCK_N, WIDTH)
+    v = rows_from(value + b * vb + h * vh, keys, vn, 0, value_width, BLOCK_N, VALUE_WIDTH)
     e = tl.load(excess + h)
     drawn = drawn_for(seed, bh, DROPOUT)
     of_key = tl.zeros([BLOCK_N, WIDTH], tl.float32)
     of_value = tl.zeros([BLOCK_N, VALUE_WIDTH], tl.float32)
     narrow, wide = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
-    begin = 0
-    if CAUSAL and not SHORT:  # queries without a key have gradients, too
-        begin = tl.maximum(0, n - ahead) // BLOCK_M * BLOCK_M
-    for first in range(begin, queries, BLOCK_M):
+    for first in range(0, queries, BLOCK_M):
         q = rows_from(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH)
         up = rows_from(upstream + b * ob + h * oh, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH)
         row = first + tl.arange(0, BLOCK_M)
         place, rows = bh * queries + row, row < queries
         t, centre, shared = kept_of_rows(threshold, most, total, place, rows)
-        middle = mean_of(up, slope + b * sb + h * sh, sm, row, rows, value_width, VALUE_WIDTH)
-        if CAUSAL or VALID:
-            alive = alive_in(valid + b * valid_b, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
-            s = scores_of(q, k, alive, scale)
-            mass, part = _weights_of_alive(s, alive, t, centre, shared, e, KIND)
-        else:
-            s = scores_of(q, k, (n + tl.arange(0, BLOCK_N) < keys)[None, :], scale)
-            mass, part = _weights(s, t, centre, shared, e, KIND)
+        middle = mean_of(up, slope + b * sb + h * sh, sm, mean, row, place, rows, value_width, VALUE_WIDTH)
+        alive = alive_in(valid + b * valid_b, queries, 0, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        s = scores_of(q, k, alive, scale)
+        mass, part = _weights(s, alive, t, centre, shared, e, KIND)
         gain = tl.dot(up, tl.trans(v), input_precision=PRECISION)
         weight = mass
         if DROPOUT:
-            kept = kept_in(drawn, first, n, keys, rate, BLOCK_M, BLOCK_N)
+            kept = kept_in(drawn, first, 0, keys, rate, BLOCK_M, BLOCK_N)
             gain = gain * kept
             weight = mass * kept
         if LEARNED:
             sums = _of_alpha(s - centre[:, None], gain, mass, part / shared[:, None], t, e)
             moved = _slope_of_alpha(sums[0], sums[1], sums[2], sums[3], sums[4], e)
             tl.store(alpha_slope + place, moved, mask=rows)
-        changed = tl.where(part == 0.0, 0.0, part * (gain - middle[:, None]) * scale).to(k.dtype)
-        of_query = tl.dot(changed, k, input_precision=PRECISION)
-        to = query_slope + b * gb + h * gh + row[:, None] * gm + narrow[None, :]
-        there = rows[:, None] & (narrow < width)[None, :]
-        if SHORT:
-            tl.store(to, of_query.to(query_slope.dtype.element_ty), mask=there)
-        else:
-            tl.atomic_add(to, of_query, mask=there, sem="relaxed")
-        of_value += tl.dot(tl.trans(weight.to(up.dtype)), up, input_precision=PRECISION)
-        of_key += tl.dot(tl.trans(changed), q, input_precision=PRECISION)
-    at = n + tl.arange(0, BLOCK_N)
+        changed = tl.where(part == 0.0, 0.0, part * (gain - middle[:, None]) * scale)
+        of_query = tl.dot(changed.to(k.dtype), k, input_precision=PRECISION)
+        tl.store(
+            query_slope + b * gb + h * gh + row[:, None] * gm + narrow[None, :],
+            of_query.to(query_slope.dtype.element_ty), mask=rows[:, None] & (narrow < width)[None, :],
+        )  # fmt: skip
+        of_value += tl.dot(tl.trans(weight).to(up.dtype), up, input_precision=PRECISION)
+        of_key += tl.dot(tl.trans(changed).to(q.dtype), q, input_precision=PRECISION)
+    at = tl.arange(0, BLOCK_N)
     tl.store(
         key_slope + b * cb + h * ch + at[:, None] * cn + narrow[None, :], of_key.to(key_slope.dtype.element_ty),
         mask=(at < keys)[:, None] & (narrow < width)[None, :],

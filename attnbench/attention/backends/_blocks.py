@@ -92,9 +92,11 @@ def kept_of_rows(threshold, most, total, place, there):
 
 
 @triton.jit
-def mean_of(up, slope, row_stride, row, there, value_width, VALUE_WIDTH: tl.constexpr):
-    """Of the gradient of each row's weights, under the part that it goes through."""
+def mean_of(up, slope, row_stride, mean, row, place, there, value_width, VALUE_WIDTH: tl.constexpr):
+    """Of the gradient of each row's weights, under the part that it goes through; kept in `mean`."""
     column = tl.arange(0, VALUE_WIDTH)
     inside = there[:, None] & (column < value_width)[None, :]
     of_row = tl.load(slope + row[:, None] * row_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    return tl.sum(up.to(tl.float32) * of_row, 1)
+    middle = tl.sum(up.to(tl.float32) * of_row, 1)
+    tl.store(mean + place, middle, mask=there)
+    return middle

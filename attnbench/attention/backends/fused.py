@@ -20,7 +20,7 @@ from attnbench.core.derivatives import once_differentiable
 from attnbench.core.errors import MissingExtraError
 from attnbench.core.kernels import compiles, installed, interpreted
 
-__all__ = ["FEWEST", "LEAST", "LONG", "SPREAD", "WIDEST", "attend", "compiles", "interpreted", "kernels"]
+__all__ = ["FEWEST", "LEAST", "LONG", "WIDEST", "attend", "compiles", "interpreted", "kernels"]
 
 WIDEST = 128
 """The widest head: of queries and keys, and of values."""
@@ -30,10 +30,8 @@ _KINDS: dict[FusedKind, int] = {"softmax": 0, "topk": 0, "sparsemax": 1, "entmax
 _EXCESS: dict[FusedKind, float] = {"softmax": 1.0, "topk": 1.0, "sparsemax": 1.0, "entmax15": 0.5}
 _ALL = 1 << 30
 """More keys than there are: top-k is softmax."""
-LONG: dict[FusedKind, int] = {"topk": 512, "sparsemax": 512, "entmax15": 512}
+LONG: dict[FusedKind, int] = {"topk": 512, "sparsemax": 512, "entmax15": 1024}
 """The fewest keys that are listed, by kind; an alpha nearer to 1 leaves more weights than lists pay for."""
-SPREAD: dict[FusedKind, int] = {"entmax15": 1536}
-"""The fewest keys whose gradients go by lists, too; where it names no kind, as many as are listed."""
 _TURNS = 4
 """Blocks of queries that one program goes through, at most, where the keys are one block."""
 FEWEST = 64
@@ -73,9 +71,9 @@ def attend(
         excess = _constant(max(LEAST, _EXCESS.get(transform.kind, excess)), heads, query.device)
     # drawn on the device, or a call that is recorded would drop the same weights whenever it is played
     seed = torch.randint(1 << 30, (1,), device=query.device) if dropout else None
-    room = _room(transform, query, keys, scale)
-    spread = room if keys.shape[2] >= SPREAD.get(transform.kind, 0) else 0
-    given = _Given(_KINDS[transform.kind], transform.k or _ALL, scale, causal, dropout, room, spread)
+    given = _Given(
+        _KINDS[transform.kind], transform.k or _ALL, scale, causal, dropout, _room(transform, query, keys, scale)
+    )
     context: Tensor = _Attention.apply(query, keys, held, excess, valid, seed, given)  # pyright: ignore[reportAssignmentType]
     return context.to(values.dtype)
 
@@ -123,9 +121,6 @@ class _Given(NamedTuple):
     causal: bool
     dropout: float
     room: int
-    """Of a row's list; 0: there are none."""
-    spread: int
-    """The same, of lists that gradients go by."""
 
 
 class _Listed(NamedTuple):
@@ -180,8 +175,6 @@ class _Attention(torch.autograd.Function):
                 given.scale, given.k, seed, given.dropout, **{**where, **how, **sizes}, ROOM=given.room,
                 SHORT=keys.shape[2] <= sizes["BLOCK_N"] and not given.room,
             )  # fmt: skip
-        if not given.spread:
-            listed = _Listed(excess, excess, excess)
         ctx.given = given
         ctx.save_for_backward(query, keys, values, excess, mask, seed, out, slope, threshold, most, total, *listed)
         ctx.masked = valid is not None
@@ -195,22 +188,20 @@ class _Attention(torch.autograd.Function):
         listed = _Listed(*rest)
         up = _last_dense(upstream[0])
         batch, heads, rows, _ = query.shape
+        mean = torch.empty_like(total)
         learned = ctx.needs_input_grad[3]
-        of_excess = torch.empty_like(total) if learned else excess
-        sizes = _sizes(query, keys, values, backward=True)
-        several = keys.shape[2] > sizes["BLOCK_N"]
-        short = not several and rows <= _TURNS * sizes["BLOCK_M"] and not given.spread
-        added = several and not given.spread and not learned and not torch.are_deterministic_algorithms_enabled()
-        # what several programs add to is float32, from 0
-        of_query = _last_dense(torch.zeros_like(query, dtype=torch.float32) if added else torch.empty_like(query))
-        new, kind = (torch.zeros, torch.float32) if given.spread else (torch.empty, query.dtype)
+        of_excess = torch.empty_like(mean) if learned else excess
+        of_query = _last_dense(torch.empty_like(query))
+        # what is listed is added up in float32, from 0
+        new, kind = (torch.zeros, torch.float32) if given.room else (torch.empty, query.dtype)
         of_both = new(keys.numel() + values.numel(), dtype=kind, device=keys.device)
         of_keys, of_values = _parts(of_both, keys, values)
         q, k, v, u, gq, gk, gv = (each.stride()[:3] for each in (query, keys, values, up, of_query, of_keys, of_values))
         size = (heads, rows, keys.shape[2], query.shape[3], values.shape[3])
         ahead = keys.shape[2] - rows
         how = {"KIND": given.kind, "DROPOUT": given.dropout > 0}
-        where = {"CAUSAL": given.causal, "VALID": ctx.masked}
+        where = {"CAUSAL": given.causal, "VALID": ctx.masked, "ROOM": given.room}
+        sizes = _sizes(query, keys, values, backward=True)
         read = (query, keys, values, up)
         through = slope if given.kind else out
         s = through.stride()[:3]
@@ -220,33 +211,32 @@ class _Attention(torch.autograd.Function):
         if not out.numel() or not keys.shape[2]:
             for each in (of_query, of_both, *((of_excess,) if learned else ())):
                 each.zero_()
-        elif short or added:
-            module.backward.backward_both[_grid(keys.shape[2], sizes["BLOCK_N"], batch * heads)](
-                *read, through, *kept, mask, excess, of_query, of_excess, of_keys, of_values,
+        elif keys.shape[2] <= sizes["BLOCK_N"] and rows <= _TURNS * sizes["BLOCK_M"] and not given.room:
+            module.backward.backward_short[(batch * heads,)](
+                *read, through, mean, *kept, mask, excess, of_query, of_excess, of_keys, of_values,
                 *q, *k, *v, *u, *s, *gq, *gk, *gv, mask.stride(0), *size, ahead, given.scale, seed, given.dropout,
-                LEARNED=learned, SHORT=short, **how, **where, **sizes,
+                CAUSAL=given.causal, VALID=ctx.masked, LEARNED=learned, **how, **sizes,
             )  # fmt: skip
         else:
-            mean = torch.empty_like(total)
-            if given.spread:
+            if given.room:
                 second = _listed_sizes(query, values, given)[1]
                 module.listed.spread[_grid(rows, second["BLOCK_M"], batch * heads)](
                     *read, through, mean, *listed[:2], *kept, excess, of_query, of_keys, of_values,
                     *q, *k, *v, *u, *s, *gq, *size, given.scale, seed, given.dropout,
-                    **how, WIDTH=sizes["WIDTH"], **second, ROOM=given.spread,
+                    **how, WIDTH=sizes["WIDTH"], **second, ROOM=given.room,
                 )  # fmt: skip
             module.backward.backward_query[_grid(rows, sizes["BLOCK_M"], batch * heads)](
                 *read, through, mean, *kept, mask, excess, listed.found, listed.crowded, of_query, of_excess,
                 *q, *k, *v, *u, *s, *gq, mask.stride(0), *size, ahead, given.scale, seed, given.dropout,
-                LEARNED=learned, ROOM=given.spread, **how, **where, **sizes,
+                LEARNED=learned, **how, **where, **sizes,
             )  # fmt: skip
             module.backward.backward_key[_grid(keys.shape[2], sizes["BLOCK_N"], batch * heads)](
                 *read, mean, *kept, mask, excess, listed.found, listed.crowded, of_keys, of_values,
                 *q, *k, *v, *u, *gk, *gv, mask.stride(0), *size, ahead, given.scale, seed, given.dropout,
-                ROOM=given.spread, **how, **where, **sizes,
+                **how, **where, **sizes,
             )  # fmt: skip
         slopes = _parts(of_both.to(keys.dtype), keys, values)
-        return of_query.to(query.dtype), *slopes, of_excess.sum((0, 2)) if learned else None, None, None, None
+        return of_query, *slopes, of_excess.sum((0, 2)) if learned else None, None, None, None
 
 
 def _parts(both: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

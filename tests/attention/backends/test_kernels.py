@@ -46,12 +46,12 @@ def build(kernel, half="*bf16", **fixed):
     print(kernel.__name__, len(made.asm["cubin"]), made.metadata.shared)
 """
 _BLOCKS = """
-for kernel in (_forward.forward, _backward.backward_query, _backward.backward_key, _backward.backward_both):
+for kernel in (_forward.forward, _backward.backward_query, _backward.backward_key, _backward.backward_short):
     build(kernel, KIND={kind}, {sizes})
 """
 _SHORT = """
 build(_forward.forward, KIND={kind}, SHORT=True, ROOM=0, BLOCK_M=64, BLOCK_N=64, WIDTH=128, VALUE_WIDTH=128)
-build(_backward.backward_both, KIND={kind}, SHORT=True, BLOCK_M=64, BLOCK_N=64, WIDTH=128, VALUE_WIDTH=128)
+build(_backward.backward_short, KIND={kind}, BLOCK_M=64, BLOCK_N=64, WIDTH=128, VALUE_WIDTH=128)
 """
 _AS_SHIPPED, _SMALL = "BLOCK_M=64, BLOCK_N=64", "BLOCK_M=16, BLOCK_N=16, WIDTH=16, VALUE_WIDTH=16"
 _LISTS = """
@@ -74,8 +74,8 @@ for kernel in (_bounded_kernels.solve, _bounded_kernels.vjp):
     build(kernel, "*fp32", KIND={kind}, ROWS=8, BLOCK=64)
 """
 
-_OF_BLOCKS, _OF_LISTS = ["forward", "backward_query", "backward_key", "backward_both"], ["choose", "mix", "spread"]
-_OF_ROWS, _OF_SHORT, _OF_BOUNDED = ["weigh", "vjp"], ["forward", "backward_both"], ["solve", "vjp"]
+_OF_BLOCKS, _OF_LISTS = ["forward", "backward_query", "backward_key", "backward_short"], ["choose", "mix", "spread"]
+_OF_ROWS, _OF_SHORT, _OF_BOUNDED = ["weigh", "vjp"], ["forward", "backward_short"], ["solve", "vjp"]
 
 
 def test_the_kernels_compile_for_a_gpu(tmp_path):
