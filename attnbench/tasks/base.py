@@ -70,7 +70,10 @@ class Task(Protocol):
     def evaluate(
         self, model: Any, data: Any, split: str, searcher: Searcher, tokens: int, *, brief: bool = False
     ) -> Metrics:
-        """Decode a split and score it. `unfinished`: outputs that the length limit cut off. brief: `bleu` alone."""
+        """Decode a split and score it. `unfinished`: outputs that the length limit cut off. brief: `bleu` alone.
+
+        tokens: padded tokens a side of a batch; a GPU may be given more at once.
+        """
         ...
 
     @property

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from attnbench.core.errors import AttnbenchError, SpecError
+from attnbench.core.memory import is_full
 from attnbench.core.packed import packed
 from attnbench.core.tree import X, map_batch
 from attnbench.data.base import BOS, EOS, PAD, Batch
@@ -35,6 +36,8 @@ SENTENCES = 64
 """Sentences at a time, decoded where they are not in batches yet, or taught."""
 LESSON = 1 << 16
 """Tokens of a batch of aligned sources at most, which so many sentences never reach."""
+ON_A_GPU = 1 << 15
+"""Tokens a side, at least, of a batch that is decoded there: a step of so many takes no longer than one of few."""
 NO_TOKEN = -1
 """An id that no output can hold."""
 SAMPLE = 256
@@ -149,9 +152,21 @@ class PairTask(ABC):
         special = self.special._replace(eos=NO_TOKEN) if to_limit else self.special
         decoded: dict[int, Hypothesis] = {}
         with packed(model, searcher.spec.quantization):
-            for batch in batches:
-                found = searcher(model, source_of(batch, device), special)
-                decoded |= {line: best[0] for line, best in zip(batch.index.tolist(), found, strict=True)}
+            for whole in batches:
+                waiting = [whole]
+                while waiting:
+                    batch = waiting.pop()
+                    found = None
+                    try:
+                        found = searcher(model, source_of(batch, device), special)
+                    except RuntimeError as error:
+                        if not is_full(error) or len(batch.index) == 1:
+                            raise
+                    if found is None:  # outside of the handler, which holds what was computed
+                        torch.cuda.empty_cache()
+                        waiting += _halves(batch)
+                        continue
+                    decoded |= {line: best[0] for line, best in zip(batch.index.tolist(), found, strict=True)}
         return decoded
 
     def evaluate(
@@ -160,7 +175,7 @@ class PairTask(ABC):
         if not brief:
             self.require_texts(data, split)
         started = time.perf_counter()
-        decoded = self.decode(model, data.eval_batches(split, tokens=tokens), searcher)
+        decoded = self.decode(model, data.eval_batches(split, tokens=_at_once(model, tokens)), searcher)
         seconds = time.perf_counter() - started
         lines = [data.target_vocabulary.decode(decoded[line].tokens) for line in range(len(decoded))]
         if brief:
@@ -176,7 +191,8 @@ class PairTask(ABC):
         pairs = data.split("train")
         size = min(size, len(data.split("valid")), len(pairs))
         chosen = np.arange(size) * len(pairs) // size
-        decoded = self.decode(model, data.eval_batches("train", tokens=tokens, lines=chosen), searcher)
+        batches = data.eval_batches("train", tokens=_at_once(model, tokens), lines=chosen)
+        decoded = self.decode(model, batches, searcher)
         lines = [data.target_vocabulary.decode(decoded[line].tokens) for line in chosen.tolist()]
         return self.bleu(lines, [pairs.target[line] for line in chosen.tolist()]).value
 
@@ -232,6 +248,16 @@ def _or_shorter(recipe: Recipe, split: str) -> str:
     if recipe.block is not None:
         return ", or lower task.block"
     return ", or lower task.max_length (in words)" if split == "train" else ""
+
+
+def _at_once(model: torch.nn.Module, tokens: int) -> int:
+    """Of a batch that is decoded, where a batch of other use has `tokens`."""
+    return max(tokens, ON_A_GPU) if next(model.parameters()).device.type == "cuda" else tokens
+
+
+def _halves(batch: Batch) -> list[Batch]:
+    middle = len(batch.index) // 2
+    return [map_batch(lambda tensor, rows=rows: tensor[rows], batch) for rows in (slice(middle), slice(middle, None))]
 
 
 def to_device(tree: X, device: torch.device) -> X:

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attnbench.core import waiting
 from attnbench.core.errors import AttnbenchError
+from attnbench.core.memory import is_full
 from attnbench.core.tree import map_batch
 from attnbench.tasks.base import Task
 from attnbench.train.runtime import Runtime, waits
@@ -105,7 +106,7 @@ class Recorded:
             except _WaitsError:
                 self._adopt()  # what was computed so far is let go
             except RuntimeError as error:
-                if not (_is_full(error) and self._records):
+                if not (is_full(error) and self._records):
                     raise
                 full = True
             else:
@@ -178,7 +179,7 @@ class Recorded:
         try:
             play, totals = self._tape.record(run)
         except RuntimeError as error:
-            if _is_full(error):
+            if is_full(error):
                 return
             raise AttnbenchError(
                 f"this model's update cannot be recorded on the GPU ({_line(error)}); set {SWITCH}=0 in the "
@@ -265,13 +266,6 @@ def _tensors(tree: Any) -> list[Tensor]:
     found: list[Tensor] = []
     map_batch(lambda tensor: found.append(tensor) or tensor, tree)
     return found
-
-
-def _is_full(error: RuntimeError) -> bool:
-    """Whether it is memory that a GPU lacks; graphs lie outside of what torch counts, and it has other words there."""
-    return isinstance(error, torch.cuda.OutOfMemoryError) or any(
-        words in str(error) for words in ("out of memory", "ALLOC_FAILED")
-    )
 
 
 def _line(error: Exception) -> str:

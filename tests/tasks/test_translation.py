@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,6 +169,46 @@ def test_a_perfect_search_scores_100_and_lines_keep_their_order(data, task, spli
     words = sum(len(line.split()) + 1 for line in data.split(split).target)
     seconds = metrics.values["decode_seconds"]
     assert metrics.values["decode_tokens_per_s"] == pytest.approx(words / seconds, rel=1e-6)
+
+
+class Small(Oracle):
+    """A search on a GPU that has memory for so many sentences."""
+
+    def __init__(self, data: Data, split: str, room: int, error: RuntimeError) -> None:
+        super().__init__(data, split)
+        self.room, self.error = room, error
+
+    def __call__(self, model: Seq2SeqModel, source: Source, special: SpecialIds) -> list[list[Hypothesis]]:
+        if len(source.data) > self.room:
+            raise self.error
+        return super().__call__(model, source, special)
+
+
+FULL = [torch.cuda.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")]
+
+
+@pytest.mark.parametrize("error", FULL)
+@pytest.mark.parametrize("room", [1, 3])
+def test_a_batch_that_memory_is_too_small_for_is_decoded_in_parts(data, task, room, error):
+    small = Small(data, "valid", room, error)
+    metrics = task.evaluate(build(task.spec), data, "valid", small, 4000)
+    assert max(small.seen) <= room
+    assert sum(small.seen) == len(data.split("valid"))
+    assert metrics.outputs["txt"] == list(data.split("valid").target)
+
+
+@pytest.mark.parametrize("error", [*FULL, RuntimeError("something else")])
+def test_what_no_smaller_batch_mends_is_an_error(data, task, error):
+    with pytest.raises(RuntimeError, match=str(error)):
+        task.evaluate(build(task.spec), data, "valid", Small(data, "valid", 0, error), 4000)
+
+
+def test_on_a_gpu_more_is_decoded_at_once(monkeypatch):
+    assert pair_tasks._at_once(nn.Linear(1, 1), 4096) == 4096
+    monkeypatch.setattr(pair_tasks, "ON_A_GPU", 1 << 20)
+    on_a_gpu = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda"))]))
+    assert pair_tasks._at_once(on_a_gpu, 4096) == 1 << 20
+    assert pair_tasks._at_once(on_a_gpu, 1 << 21) == 1 << 21
 
 
 def test_speed_counts_the_tokens_that_were_produced(data, task):
