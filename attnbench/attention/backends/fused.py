@@ -282,8 +282,11 @@ def _sizes(query: Tensor, keys: Tensor, values: Tensor, *, backward: bool = Fals
     exact = query.dtype == torch.float32
     wide = max(width, value_width) > 64
     block = 32 if exact and (wide or backward) else 64
+    # all gradients in one kernel take more of the memory that threads share than smaller GPUs have (99 KiB)
+    most = 32 if wide and backward and keys.shape[2] <= block else block
     # one query, as in a step of decoding, has a small tile, and so have short sentences
-    rows, columns = (min(block, max(16, 1 << (each.shape[2] - 1).bit_length())) for each in (query, keys))
+    whole = (max(16, 1 << (each.shape[2] - 1).bit_length()) for each in (query, keys))
+    rows, columns = map(min, whole, (most, block))
     sizes = {
         "BLOCK_M": rows,
         "BLOCK_N": columns,

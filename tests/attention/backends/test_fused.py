@@ -185,15 +185,17 @@ def test_what_is_no_number_spoils_its_row_alone_and_masked_it_spoils_none(name, 
 
 @pytest.mark.parametrize("name", ["topk", "sparsemax", "entmax, alpha = 1.2"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_near_and_keeps_its_type(name, dtype):
-    states = given((1, 2, 33, 33, 16, 16), dtype)
+@pytest.mark.parametrize("shape", [(1, 2, 33, 33, 16, 16), (1, 1, 70, 50, 128, 128)])
+def test_half_precision_is_near_and_keeps_its_type(name, dtype, shape):
+    states = given(shape, dtype)
     kernel, transform = TRANSFORMS[name]
-    found = fused.attend(*states, kernel, scale=0.25, causal=True)
+    scale, causal = shape[4] ** -0.5, shape[2] == shape[3]
+    found = fused.attend(*states, kernel, scale=scale, causal=causal)
     assert found.dtype is dtype
     upstream = torch.randn_like(found)
     gradients = torch.autograd.grad(found, states, upstream)
     wide = [each.detach().float().requires_grad_() for each in states]
-    wanted = defined(*wide, transform, 0.25, None, True)
+    wanted = defined(*wide, transform, scale, None, causal)
     close([found.float()], [wanted], 2e-2)
     for mine, theirs in zip(gradients, torch.autograd.grad(wanted, wide, upstream.float()), strict=True):
         assert mine.dtype is dtype
