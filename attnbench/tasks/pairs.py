@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +34,8 @@ from attnbench.search.base import Hypothesis, Searcher, SpecialIds
 from attnbench.tasks.base import Loss, Metrics, TaskSpec
 from attnbench.tasks.lessons import teach
 from attnbench.tasks.loss import IGNORED, output_loss
+
+log = logging.getLogger("attnbench")
 
 SENTENCES = 64
 """Sentences at a time, decoded where they are not in batches yet, or taught."""
@@ -152,21 +157,41 @@ class PairTask(ABC):
         special = self.special._replace(eos=NO_TOKEN) if to_limit else self.special
         decoded: dict[int, Hypothesis] = {}
         with packed(model, searcher.spec.quantization):
-            for whole in batches:
+            for batch in batches:
+                found = searcher(model, source_of(batch, device), special)
+                decoded |= {line: best[0] for line, best in zip(batch.index.tolist(), found, strict=True)}
+        return decoded
+
+    def _decode_all(
+        self, model: Seq2SeqModel, data: Data, split: str, searcher: Searcher, tokens: int, lines: Any = None
+    ) -> dict[int, Hypothesis]:
+        """A split, or its pairs at `lines`: as much at once as a GPU does in the time of one batch, in halves where its
+        memory is too small."""
+        most = max(tokens, ON_A_GPU) if next(model.parameters()).device.type == "cuda" else tokens
+        decoded: dict[int, Hypothesis] = {}
+        full = sys.maxsize  # places of a batch that was too large
+        with packed(model, searcher.spec.quantization):
+            for whole in data.eval_batches(split, tokens=most, lines=lines):
                 waiting = [whole]
                 while waiting:
                     batch = waiting.pop()
+                    places, single = batch.source.numel(), len(batch.index) == 1
                     found = None
-                    try:
-                        found = searcher(model, source_of(batch, device), special)
-                    except RuntimeError as error:
-                        if not is_full(error) or len(batch.index) == 1:
-                            raise
+                    if single or places < full:
+                        try:
+                            found = self.decode(model, [batch], searcher)
+                        except RuntimeError as error:
+                            if single or not is_full(error):
+                                raise
+                            full = places
+                            log.warning(
+                                "the GPU's memory is too small to decode %d sentences at once", len(batch.index)
+                            )
                     if found is None:  # outside of the handler, which holds what was computed
                         torch.cuda.empty_cache()
                         waiting += _halves(batch)
-                        continue
-                    decoded |= {line: best[0] for line, best in zip(batch.index.tolist(), found, strict=True)}
+                    else:
+                        decoded |= found
         return decoded
 
     def evaluate(
@@ -175,7 +200,7 @@ class PairTask(ABC):
         if not brief:
             self.require_texts(data, split)
         started = time.perf_counter()
-        decoded = self.decode(model, data.eval_batches(split, tokens=_at_once(model, tokens)), searcher)
+        decoded = self._decode_all(model, data, split, searcher, tokens)
         seconds = time.perf_counter() - started
         lines = [data.target_vocabulary.decode(decoded[line].tokens) for line in range(len(decoded))]
         if brief:
@@ -191,8 +216,7 @@ class PairTask(ABC):
         pairs = data.split("train")
         size = min(size, len(data.split("valid")), len(pairs))
         chosen = np.arange(size) * len(pairs) // size
-        batches = data.eval_batches("train", tokens=_at_once(model, tokens), lines=chosen)
-        decoded = self.decode(model, batches, searcher)
+        decoded = self._decode_all(model, data, "train", searcher, tokens, chosen)
         lines = [data.target_vocabulary.decode(decoded[line].tokens) for line in chosen.tolist()]
         return self.bleu(lines, [pairs.target[line] for line in chosen.tolist()]).value
 
@@ -248,11 +272,6 @@ def _or_shorter(recipe: Recipe, split: str) -> str:
     if recipe.block is not None:
         return ", or lower task.block"
     return ", or lower task.max_length (in words)" if split == "train" else ""
-
-
-def _at_once(model: torch.nn.Module, tokens: int) -> int:
-    """Of a batch that is decoded, where a batch of other use has `tokens`."""
-    return max(tokens, ON_A_GPU) if next(model.parameters()).device.type == "cuda" else tokens
 
 
 def _halves(batch: Batch) -> list[Batch]:

@@ -176,9 +176,10 @@ class Small(Oracle):
 
     def __init__(self, data: Data, split: str, room: int, error: RuntimeError) -> None:
         super().__init__(data, split)
-        self.room, self.error = room, error
+        self.room, self.error, self.tried = room, error, 0
 
     def __call__(self, model: Seq2SeqModel, source: Source, special: SpecialIds) -> list[list[Hypothesis]]:
+        self.tried += 1
         if len(source.data) > self.room:
             raise self.error
         return super().__call__(model, source, special)
@@ -189,12 +190,25 @@ FULL = [torch.cuda.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUBLAS_
 
 @pytest.mark.parametrize("error", FULL)
 @pytest.mark.parametrize("room", [1, 3])
-def test_a_batch_that_memory_is_too_small_for_is_decoded_in_parts(data, task, room, error):
+def test_a_batch_that_memory_is_too_small_for_is_decoded_in_parts(data, task, room, error, caplog):
     small = Small(data, "valid", room, error)
     metrics = task.evaluate(build(task.spec), data, "valid", small, 4000)
     assert max(small.seen) <= room
     assert sum(small.seen) == len(data.split("valid"))
     assert metrics.outputs["txt"] == list(data.split("valid").target)
+    assert "memory is too small to decode 23 sentences at once" in caplog.text
+
+
+def test_what_was_too_large_once_is_not_tried_again(data, task):
+    small = Small(data, "valid", 3, FULL[0])
+    task.evaluate(build(task.spec), data, "valid", small, 80)
+    assert small.tried < 2 * len(small.seen)
+    assert small.tried - len(small.seen) <= 3
+
+
+def test_what_is_timed_is_decoded_as_it_was_asked_for(data, task):
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        task.decode(build(task.spec), data.eval_batches("valid", tokens=4000), Small(data, "valid", 3, FULL[0]))
 
 
 @pytest.mark.parametrize("error", [*FULL, RuntimeError("something else")])
@@ -203,12 +217,26 @@ def test_what_no_smaller_batch_mends_is_an_error(data, task, error):
         task.evaluate(build(task.spec), data, "valid", Small(data, "valid", 0, error), 4000)
 
 
-def test_on_a_gpu_more_is_decoded_at_once(monkeypatch):
-    assert pair_tasks._at_once(nn.Linear(1, 1), 4096) == 4096
-    monkeypatch.setattr(pair_tasks, "ON_A_GPU", 1 << 20)
-    on_a_gpu = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda"))]))
-    assert pair_tasks._at_once(on_a_gpu, 4096) == 1 << 20
-    assert pair_tasks._at_once(on_a_gpu, 1 << 21) == 1 << 21
+def test_on_a_gpu_more_is_decoded_at_once(data, task, monkeypatch):
+    """A stand-in for the GPU: a model that says that it is there."""
+    model = build(task.spec)
+    asked: list[int] = []
+
+    def batches(split: str, *, tokens: int, lines: Any = None) -> Any:
+        asked.append(tokens)
+        return data.eval_batches(split, tokens=tokens, lines=lines)
+
+    watched = SimpleNamespace(**{name: getattr(data, name) for name in dir(data) if not name.startswith("__")})
+    watched.eval_batches = batches
+    task.evaluate(model, watched, "valid", Oracle(data, "valid"), 60)
+    task.sample_bleu(model, watched, Oracle(data, "train"), 60, 5)
+    assert asked == [60, 60]
+    monkeypatch.setattr(task, "decode", lambda model, *given: type(task).decode(task, build(task.spec), *given))
+    there = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda"))]), modules=list)
+    task.evaluate(there, watched, "valid", Oracle(data, "valid"), 60)
+    task.sample_bleu(there, watched, Oracle(data, "train"), 60, 5)
+    task.evaluate(there, watched, "valid", Oracle(data, "valid"), 1 << 20)
+    assert asked[2:] == [pair_tasks.ON_A_GPU, pair_tasks.ON_A_GPU, 1 << 20]
 
 
 def test_speed_counts_the_tokens_that_were_produced(data, task):

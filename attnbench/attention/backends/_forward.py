@@ -138,6 +138,7 @@ def forward(
                              tl.where(first_count >= count, one, t)))  # fmt: skip
                 going = tl.max((between & (above > count)).to(tl.int32), 0)
     else:
+        before = tl.zeros([BLOCK_M], tl.float32)
         while going > 0:
             mass_sum = tl.zeros([BLOCK_M], tl.float32)
             part_sum = tl.zeros([BLOCK_M], tl.float32)
@@ -153,7 +154,8 @@ def forward(
             step = step_of(mass_sum, part_sum, e, KIND)
             t += step
             rounds += 1
-            going = tl.max(is_far(step, t, e, KIND).to(tl.int32), 0)
+            going = tl.max(is_far(step, before, t, e, KIND).to(tl.int32), 0)
+            before = step
             going = tl.where(rounds >= ROUNDS, 0, going)
 
     context = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)

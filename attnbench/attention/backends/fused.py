@@ -211,7 +211,7 @@ class _Attention(torch.autograd.Function):
         if not out.numel() or not keys.shape[2]:
             for each in (of_query, of_both, *((of_excess,) if learned else ())):
                 each.zero_()
-        elif keys.shape[2] <= sizes["BLOCK_N"] and rows <= _TURNS * sizes["BLOCK_M"] and not given.room:
+        elif rows <= _TURNS * sizes["BLOCK_M"] and not given.room and _is_short(keys, sizes):
             module.backward.backward_short[(batch * heads,)](
                 *read, through, mean, *kept, mask, excess, of_query, of_excess, of_keys, of_values,
                 *q, *k, *v, *u, *s, *gq, *gk, *gv, mask.stride(0), *size, ahead, given.scale, seed, given.dropout,
@@ -268,6 +268,14 @@ def _listed_sizes(query: Tensor, values: Tensor, given: _Given) -> tuple[dict[st
     return {**first, "num_warps": 4, "num_stages": 2 if exact else 3}, {**second, "num_warps": 2}
 
 
+def _is_short(keys: Tensor, sizes: dict[str, Any]) -> bool:
+    """Whether one kernel makes all gradients: the keys are one block, and its scores, states and gradients fit the
+    memory that threads share, of which smaller GPUs have 99 KiB. In float32 wide heads take 144 for 32 keys."""
+    wide = max(sizes["WIDTH"], sizes["VALUE_WIDTH"]) > 64
+    room = 16 if wide and keys.dtype == torch.float32 else sizes["BLOCK_N"]
+    return keys.shape[2] <= room
+
+
 def _last_dense(states: Tensor) -> Tensor:
     return states if states.stride(-1) == 1 else states.contiguous()
 
@@ -282,8 +290,7 @@ def _sizes(query: Tensor, keys: Tensor, values: Tensor, *, backward: bool = Fals
     exact = query.dtype == torch.float32
     wide = max(width, value_width) > 64
     block = 32 if exact and (wide or backward) else 64
-    # all gradients in one kernel take more of the memory that threads share than smaller GPUs have (99 KiB)
-    most = 32 if wide and backward and keys.shape[2] <= block else block
+    most = 32 if wide and backward and keys.shape[2] <= block else block  # see _is_short
     # one query, as in a step of decoding, has a small tile, and so have short sentences
     whole = (max(16, 1 << (each.shape[2] - 1).bit_length()) for each in (query, keys))
     rows, columns = map(min, whole, (most, block))

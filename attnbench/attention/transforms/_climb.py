@@ -19,7 +19,7 @@ SMALL: tl.constexpr = tl.constexpr(0.05)
 SETTLED: tl.constexpr = tl.constexpr(2e-6)
 """A step of Newton's method by less ends the search."""
 SMOOTH: tl.constexpr = tl.constexpr(2e-4)
-"""The same up to alpha = 1.5, where what is left after a step is about its square."""
+"""The same up to alpha = 1.5, where the next one would be an eighth of SETTLED at most."""
 
 
 @triton.jit
@@ -68,12 +68,14 @@ def step_of(mass_sum, part_sum, e, KIND: tl.constexpr):
 
 
 @triton.jit
-def is_far(step, t, e, KIND: tl.constexpr):
-    """Whether Newton's method goes on after a step to t."""
-    if KIND == SPARSEMAX:
-        limit = SETTLED
-    elif KIND == ENTMAX15:
-        limit = SMOOTH
-    else:
-        limit = tl.where(e <= 0.5, SMOOTH, SETTLED)
-    return step > limit * (1.0 + t)
+def is_far(step, before, t, e, KIND: tl.constexpr):
+    """Whether Newton's method goes on after a step to t. before: the step before it, 0 for none.
+
+    Up to alpha = 1.5 the sum is smooth, and the next step about `step (step / before)^2`.
+    """
+    limit = SETTLED * (1.0 + t)
+    if KIND != SPARSEMAX:
+        shrinks = step / before
+        smooth = tl.where(e <= 0.5, SMOOTH, SETTLED) * (1.0 + t)
+        limit = tl.where(8 * step * shrinks * shrinks <= limit, smooth, limit)
+    return step > limit

@@ -97,6 +97,7 @@ def weigh(
     else:
         e = tl.load(excess + _place(row, middle, inner, eo, em, ei), mask=here, other=1.0)[:, None]
         t = tl.zeros([ROWS], tl.float32)
+        before = tl.zeros([ROWS], tl.float32)
         rounds = 0
         going = 1
         while going > 0:
@@ -105,7 +106,8 @@ def weigh(
             step = step_of(tl.sum(mass, 1), tl.sum(part, 1), own, KIND)
             t += step
             rounds += 1
-            going = tl.max(is_far(step, t, own, KIND).to(tl.int32), 0)
+            going = tl.max(is_far(step, before, t, own, KIND).to(tl.int32), 0)
+            before = step
             going = tl.where(rounds >= ROUNDS, 0, going)
         mass, _ = mass_of(d, t[:, None], e, KIND)
     mass = tl.where(alive, mass, 0.0)

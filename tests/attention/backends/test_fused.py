@@ -503,6 +503,14 @@ def test_short_rows_are_computed_in_one_go(name, causal, queries, keys, monkeypa
     assert called == ([True] if keys <= 32 else [])  # in float32 a block of keys is 32
 
 
+@pytest.mark.parametrize(("keys", "at_once"), [(16, [True]), (17, [])])
+def test_in_float32_wide_heads_go_back_in_one_kernel_where_it_fits_a_smaller_gpu(keys, at_once, monkeypatch):
+    called, backward = [], fused.kernels().backward
+    monkeypatch.setattr(backward, "backward_short", Watched(backward.backward_short, called))
+    close(*both("topk", given((1, 1, 20, keys, 128, 16)), scale=128**-0.5))
+    assert called == at_once
+
+
 class Watched:
     """A kernel, and a note of each time that it is run."""
 

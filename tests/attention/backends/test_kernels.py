@@ -34,7 +34,7 @@ POINTERS = {
     **dict.fromkeys(WHOLE, "*fp32"), **dict.fromkeys(NUMBERS, "*i32"),
 }
 
-def build(kernel, half="*bf16", target=90, num_warps=4, num_stages=2, **fixed):
+def build(kernel, half="*bf16", target=89, num_warps=4, num_stages=2, **fixed):
     names = kernel.arg_names
     fixed = {name: value for name, value in {**FIXED, **fixed}.items() if name in names}
     pointers = {**POINTERS, **dict.fromkeys(HALF, half)}
@@ -66,8 +66,10 @@ build(_listed.mix, KIND={kind}, BLOCK_M=8)
 build(_listed.spread, KIND={kind}, BLOCK_M=8)
 """
 _IN_FLOAT32 = """
-build(_listed.choose, "*fp32", KIND={kind}, BLOCK_N=64, target=89, **WIDE)
-build(_forward.forward, "*fp32", KIND={kind}, target=89, **shipped(128, 512, torch.float32))
+build(_listed.choose, "*fp32", KIND={kind}, BLOCK_N=64, **WIDE)
+build(_forward.forward, "*fp32", KIND={kind}, **shipped(128, 512, torch.float32))
+build(_backward.backward_short, "*fp32", KIND={kind}, **shipped(128, 16, torch.float32, backward=True))
+build(_backward.backward_query, "*fp32", KIND={kind}, **shipped(128, 32, torch.float32, backward=True))
 """
 
 
@@ -81,6 +83,7 @@ for kernel in (_bounded_kernels.solve, _bounded_kernels.vjp):
 """
 
 _OF_BLOCKS, _OF_LISTS = ["forward", "backward_query", "backward_key", "backward_short"], ["choose", "mix", "spread"]
+_OF_FLOAT32 = ["choose", "forward", "backward_short", "backward_query"]
 _OF_ROWS, _OF_SHORT, _OF_BOUNDED = ["weigh", "vjp"], ["forward", "backward_short"], ["solve", "vjp"]
 
 
@@ -95,8 +98,7 @@ def test_the_kernels_compile_for_a_gpu(tmp_path):
     wanted = [
         *_OF_BLOCKS,
         *_OF_LISTS,
-        "choose",
-        "forward",
+        *_OF_FLOAT32,
         *_OF_BLOCKS,
         *_OF_LISTS,
         *_OF_SHORT * 2,
@@ -109,5 +111,4 @@ def test_the_kernels_compile_for_a_gpu(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line.split() for line in done.stdout.splitlines()]
     assert [name for name, _, _ in lines] == wanted
-    room = {"89": 99 << 10, "90": 227 << 10}  # for one block; where these kernels run there is no less than 99 KiB
-    assert all(int(shared) <= room[target] for _, target, shared in lines)
+    assert all(int(shared) <= 99 << 10 for _, _, shared in lines)  # for one block; no GPU that they run on has less

@@ -160,6 +160,30 @@ def test_alphas_that_are_next_to_one_are_softmax():
     assert found[2].isfinite().all()
 
 
+@pytest.mark.parametrize("above", [3e-4, 1e-3, 3e-3, 1e-2])
+@pytest.mark.parametrize(("kind", "excess"), [("entmax15", 0.0), ("entmax", 0.49), ("entmax", 0.3)])
+def test_many_keys_that_tie_next_to_the_threshold_do_not_end_the_search_early(kind, excess, above):
+    """Newton's steps only halve there, so that a small one says little of what is left."""
+    e = excess or 0.5
+    scores = torch.full((1, 8192), above - 1 / e)
+    scores[0, 0] = 0
+    weights = _rows_gpu.weigh(there(scores), None, Fused(kind, excess=excess)).cpu().double()
+    wide, low, high = scores.double(), torch.zeros(1, 1).double(), torch.full((1, 1), 40.0).double()
+    for _ in range(100):
+        middle = (low + high) / 2
+        many = (1 + e * (wide - middle)).clamp(min=0).pow(1 / e).sum() > 1
+        low, high = torch.where(many, middle, low), torch.where(many, high, middle)
+    wanted = (1 + e * (wide - low)).clamp(min=0).pow(1 / e)
+    torch.testing.assert_close(weights, wanted / wanted.sum(), rtol=0, atol=4e-6)
+    up = torch.sin(1.7 * torch.arange(8192.0)).double()[None]
+
+    def slope(given):
+        part = given ** (1 - e)
+        return part * (up - (part * up).sum() / part.sum())
+
+    assert float((slope(weights) - slope(wanted / wanted.sum())).abs().max() / slope(wanted).abs().max()) < 3e-3
+
+
 @EACH
 @settings(max_examples=15)
 @given(
