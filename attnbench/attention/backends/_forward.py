@@ -25,7 +25,7 @@ from attnbench.attention.backends._blocks import (
     scores_of,
     sums_of,
 )
-from attnbench.attention.transforms._climb import TOPK, is_far, mass_of, step_of
+from attnbench.attention.transforms._climb import SETTLED, TOPK, mass_of, step_of
 
 STEPS: tl.constexpr = tl.constexpr(4)
 """Of Newton's method on the largest scores of classes."""
@@ -138,7 +138,6 @@ def forward(
                              tl.where(first_count >= count, one, t)))  # fmt: skip
                 going = tl.max((between & (above > count)).to(tl.int32), 0)
     else:
-        before = tl.zeros([BLOCK_M], tl.float32)
         while going > 0:
             mass_sum = tl.zeros([BLOCK_M], tl.float32)
             part_sum = tl.zeros([BLOCK_M], tl.float32)
@@ -154,8 +153,7 @@ def forward(
             step = step_of(mass_sum, part_sum, e, KIND)
             t += step
             rounds += 1
-            going = tl.max(is_far(step, before, t, e, KIND).to(tl.int32), 0)
-            before = step
+            going = tl.max((step > SETTLED * (1.0 + t)).to(tl.int32), 0)
             going = tl.where(rounds >= ROUNDS, 0, going)
 
     context = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)

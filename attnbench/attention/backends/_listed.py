@@ -26,7 +26,7 @@ from attnbench.attention.backends._blocks import (
     rows_from,
     sums_of,
 )
-from attnbench.attention.transforms._climb import TOPK, is_far, mass_of, step_of
+from attnbench.attention.transforms._climb import SETTLED, TOPK, mass_of, step_of
 
 LEAST: tl.constexpr = tl.constexpr(-3.0e38)
 """Below every score but that of a key that is not looked at."""
@@ -246,15 +246,13 @@ def mix(
         mass = tl.where(s > left[:, None], tl.exp(d), 0.0)
         part = mass
     else:
-        before = tl.zeros([BLOCK_M], tl.float32)
         going = 1
         for _ in range(ROUNDS):
             if going > 0:
                 mass_sum, part_sum = sums_of(d, t, e, KIND)
                 step = step_of(mass_sum, part_sum, e, KIND)
                 t += step
-                going = tl.max(is_far(step, before, t, e, KIND).to(tl.int32), 0)
-                before = step
+                going = tl.max((step > SETTLED * (1.0 + t)).to(tl.int32), 0)
         mass, part = mass_of(d, t[:, None], e, KIND)
         mass, part = tl.where(s > float("-inf"), mass, 0.0), tl.where(s > float("-inf"), part, 0.0)
     shared = tl.sum(mass, 1)

@@ -18,8 +18,6 @@ SMALL: tl.constexpr = tl.constexpr(0.05)
 """Below it functions of one plus a little are computed from their series."""
 SETTLED: tl.constexpr = tl.constexpr(2e-6)
 """A step of Newton's method by less ends the search."""
-SMOOTH: tl.constexpr = tl.constexpr(2e-4)
-"""The same up to alpha = 1.5, where the next one would be an eighth of SETTLED at most."""
 
 
 @triton.jit
@@ -65,17 +63,3 @@ def step_of(mass_sum, part_sum, e, KIND: tl.constexpr):
         series = y * (1.0 - y * (1 / 2 - y * (1 / 6 - y * (1 / 24 - y / 120))))
         step = mass_sum * tl.where(tl.abs(y) < SMALL, series, 1.0 - tl.exp(-y)) / (e * part_sum)
     return tl.where(step > 0.0, step, 0.0)  # NaN too: a row without a key, or one that is not all numbers
-
-
-@triton.jit
-def is_far(step, before, t, e, KIND: tl.constexpr):
-    """Whether Newton's method goes on after a step to t. before: the step before it, 0 for none.
-
-    Up to alpha = 1.5 the sum is smooth, and the next step about `step (step / before)^2`.
-    """
-    limit = SETTLED * (1.0 + t)
-    if KIND != SPARSEMAX:
-        shrinks = step / before
-        smooth = tl.where(e <= 0.5, SMOOTH, SETTLED) * (1.0 + t)
-        limit = tl.where(8 * step * shrinks * shrinks <= limit, smooth, limit)
-    return step > limit

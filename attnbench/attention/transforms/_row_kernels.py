@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnbench.attention.transforms._climb import ENTMAX15, SPARSEMAX, TOPK, is_far, mass_of, step_of
+from attnbench.attention.transforms._climb import ENTMAX15, SETTLED, SPARSEMAX, TOPK, mass_of, step_of
 
 ROUNDS: tl.constexpr = tl.constexpr(200)
 """Searches end long before; what has no root (NaN) ends here."""
@@ -97,17 +97,14 @@ def weigh(
     else:
         e = tl.load(excess + _place(row, middle, inner, eo, em, ei), mask=here, other=1.0)[:, None]
         t = tl.zeros([ROWS], tl.float32)
-        before = tl.zeros([ROWS], tl.float32)
         rounds = 0
         going = 1
         while going > 0:
             mass, part = mass_of(d, t[:, None], e, KIND)
-            own = tl.sum(e, 1)
-            step = step_of(tl.sum(mass, 1), tl.sum(part, 1), own, KIND)
+            step = step_of(tl.sum(mass, 1), tl.sum(part, 1), tl.sum(e, 1), KIND)
             t += step
             rounds += 1
-            going = tl.max(is_far(step, before, t, own, KIND).to(tl.int32), 0)
-            before = step
+            going = tl.max((step > SETTLED * (1.0 + t)).to(tl.int32), 0)
             going = tl.where(rounds >= ROUNDS, 0, going)
         mass, _ = mass_of(d, t[:, None], e, KIND)
     mass = tl.where(alive, mass, 0.0)
