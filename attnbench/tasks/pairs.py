@@ -8,10 +8,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from attnbench.core.errors import AttnbenchError, SpecError
 from attnbench.core.memory import is_full
@@ -163,8 +163,9 @@ class PairTask(ABC):
         return decoded
 
     def _decode_all(
-        self, model: Seq2SeqModel, data: Data, split: str, searcher: Searcher, tokens: int, lines: Any = None
-    ) -> dict[int, Hypothesis]:
+        self, model: Seq2SeqModel, data: Data, split: str, searcher: Searcher, tokens: int,
+        lines: NDArray[np.int64] | None = None,
+    ) -> dict[int, Hypothesis]:  # fmt: skip
         """A split, or its pairs at `lines`: as much at once as a GPU does in the time of one batch, in halves where its
         memory is too small."""
         most = max(tokens, ON_A_GPU) if next(model.parameters()).device.type == "cuda" else tokens
