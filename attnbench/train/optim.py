@@ -108,6 +108,11 @@ class SgdSpec(OptimizerSpec):
         return torch.optim.SGD(parameters, lr=0.0, momentum=self.momentum, weight_decay=self.weight_decay)
 
 
+def _require_floor(minimum: float, lr: float) -> None:
+    if minimum > lr:
+        raise ValueError(f"minimum ({minimum}) is larger than lr ({lr}); lower it")
+
+
 @schedules.register
 class ConstantSpec(ScheduleSpec):
     """The same learning rate throughout, after a linear warm-up if any."""
@@ -135,6 +140,11 @@ class InverseSqrtSpec(ScheduleSpec):
     """Learning rate at update 0."""
     minimum: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Floor of the decay."""
+
+    @model_validator(mode="after")
+    def _falls(self) -> Self:
+        _require_floor(self.minimum, self.lr)
+        return self
 
     def unused(self) -> Iterator[tuple[str, str]]:
         if self.warmup == 1 and self.is_set("start"):
@@ -178,8 +188,7 @@ class _DecayFields(ScheduleSpec):
     def _falls(self) -> Self:
         if self.steps <= self.warmup:
             raise ValueError(f"steps ({self.steps}) leave nothing after the warm-up ({self.warmup}); give more of them")
-        if self.minimum > self.lr:
-            raise ValueError(f"minimum ({self.minimum}) is larger than lr ({self.lr}); lower it")
+        _require_floor(self.minimum, self.lr)
         return self
 
     def ends(self) -> int | None:

@@ -142,6 +142,12 @@ def test_decays_that_do_not_fall_are_refused(kind: str, raw: dict[str, Any], mes
         schedules.parse({"kind": kind, **raw})
 
 
+def test_an_inverse_square_root_does_not_jump_up_to_its_floor():
+    assert schedules.parse({"kind": "inverse_sqrt", "lr": 1e-3, "minimum": 1e-3}).rate(10**6, 512) == 1e-3
+    with pytest.raises(ValidationError, match=r"minimum \(0.002\) is larger than lr \(0.001\); lower it"):
+        schedules.parse({"kind": "inverse_sqrt", "lr": 1e-3, "minimum": 2e-3})
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_gradient_descent(momentum: float):
     weight, buffer = nn.Parameter(torch.tensor([2.0, -1.0], dtype=torch.float64)), torch.zeros(2, dtype=torch.float64)
