@@ -181,7 +181,9 @@ class Scored(nn.Module):
         """Whether each query sees all keys, a few at most answer, and no weight is dropped."""
         if (self.training and self.dropout.p) or len(positions.q) > few.MOST:
             return False
-        return self.role != "decoder_self" or bool(positions.k[-1] <= positions.q[0])
+        if self.role != "decoder_self" or not len(positions.q) or not len(positions.k):
+            return True
+        return bool(positions.k[-1] <= positions.q[0])
 
     def _own_keys(self, memory: Memory, positions: Positions) -> picked.Picked | None:
         """The keys that the pattern gives to a step, where it can be made of them alone."""

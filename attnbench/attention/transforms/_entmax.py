@@ -42,11 +42,12 @@ def weigh(masked: Float[Tensor, "... K"], excess: Excess) -> Float[Tensor, "... 
     """Weights of masked scores for excess > SOFTMAX_BELOW."""
     if isinstance(excess, float) and excess > 1:
         rows = centre(masked.double())  # r^(1/e) makes rounding large: in float32 a hundredth at e = 4
-        root = _bracketed(rows.centred, excess)
+        below = rows.centred.mul(excess)
+        mass = _powers(below, spoil(_bracketed(below, excess), rows.spoilt), excess)[0]
     else:
         rows = centre(masked)
-        root = _climbed(rows.centred, excess)
-    return renormalise(_masses(rows.centred, spoil(root, rows.spoilt), excess)[0]).to(masked.dtype)
+        mass = _masses(rows.centred, spoil(_climbed(rows.centred, excess), rows.spoilt), excess)[0]
+    return renormalise(mass).to(masked.dtype)
 
 
 def _masses(
@@ -80,25 +81,35 @@ def _climbed(centred: Float[Tensor, "... K"], excess: Excess) -> Float[Tensor, "
     return t
 
 
-def _bracketed(centred: Float[Tensor, "... K"], excess: float) -> Float[Tensor, "... 1"]:
-    """Newton inside a shrinking bracket for alpha > 2, where each weight is infinitely steep at its threshold."""
-    low = torch.zeros_like(centred[..., :1])
-    high = torch.full_like(low, (1 - centred.shape[-1] ** -excess) / excess)
-    tolerance = 8 * torch.finfo(low.dtype).eps
-    t = low
+def _powers(
+    below: Float[Tensor, "... K"], top: Float[Tensor, "... 1"], excess: float
+) -> tuple[Float[Tensor, "... K"], Float[Tensor, "... K"]]:
+    """The same for alpha > 2, where r of nearly equal scores is as little as K^-e, and 1 - e t would hold no digits of
+    it. below: e d. top: r of the largest score."""
+    base = (below + top).clamp_min_(0.0)
+    return base.pow(1 / excess), base
+
+
+def _bracketed(below: Float[Tensor, "... K"], excess: float) -> Float[Tensor, "... 1"]:
+    """The root for alpha > 2, as r of the largest score: Newton inside a shrinking bracket, for each weight is
+    infinitely steep at its threshold."""
+    high = torch.ones_like(below[..., :1])
+    tolerance, tiny = 8 * torch.finfo(high.dtype).eps, torch.finfo(high.dtype).tiny
+    low = torch.full_like(high, max(below.shape[-1] ** -excess, tiny))
+    top = high
     for turn in range(4 * ROUNDS):
-        mass, base = _masses(centred, t, excess)
+        mass, base = _powers(below, top, excess)
         rest = mass.sum(-1, keepdim=True) - 1
         under = rest < 0
-        low, high = torch.where(under, low, t), torch.where(under, t, high)
-        middle = (low + high) / 2
+        low, high = torch.where(under, top, low), torch.where(under, high, top)
+        middle = low.sqrt() * high.sqrt()
         searching = (rest.abs() > tolerance) & (middle > low) & (middle < high)
         if not bool(searching.any()):
             break
-        guess = t + _step(mass, base, excess)
+        guess = top - excess * _step(mass, base, excess)
         inside = (guess > low) & (guess < high)
-        t = torch.where(searching, torch.where(inside, guess, middle) if turn % 3 else middle, t)
-    return t
+        top = torch.where(searching, torch.where(inside, guess, middle) if turn % 3 else middle, top)
+    return top
 
 
 def slope(weights: Float[Tensor, "... K"], excess: Excess) -> Float[Tensor, "... K"]:

@@ -123,9 +123,9 @@ def test_the_score_sees_the_coverage_of_the_steps_before(score, kind):
 
 
 def plain_score(score: nn.Module, kind: str, query: Tensor, key: Tensor, feature: Tensor) -> Tensor:
-    told = feature @ score.feature_weight[0]
     if kind == "bilinear":
-        return (query + told) @ (key @ score.weight[0])
+        return (score.weight[0] @ query + score.feature_vectors[0] @ feature) @ key
+    told = feature @ score.feature_weight[0]
     hidden = query @ score.query_weight[0] + key @ score.key_weight[0] + score.bias[0, 0] + told
     return torch.tanh(hidden) @ score.vector[0]
 

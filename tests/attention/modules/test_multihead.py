@@ -154,6 +154,15 @@ def test_a_row_without_any_key_gets_the_bias_of_the_projection():
     assert torch.equal(grad, torch.zeros_like(grad))
 
 
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_no_query_and_no_key_give_an_empty_context(role, need_weights):
+    _, module = build(role=role)
+    none, at = draw(BATCH, 0, WIDTH), torch.arange(0)
+    out = module.eval()(none, module.memorize(none, None), Positions(at, at), need_weights=need_weights)
+    assert out.context.shape == (BATCH, 0, WIDTH)
+
+
 @pytest.mark.parametrize(("transform", "role"), CASES)
 def test_sparsify_train_is_softmax_in_eval_mode(transform, role):
     _, module = build(transform, role, sparsify="train")

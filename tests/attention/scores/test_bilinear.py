@@ -25,6 +25,21 @@ def test_equals_einsum(heads):
     np.testing.assert_allclose(found.numpy(), wanted, atol=1e-12)
 
 
+@torch.no_grad()
+def test_what_a_coverage_adds_meets_the_keys_themselves():
+    rng = np.random.default_rng(0)
+    query, states, feature = (rng.normal(size=size) for size in ((2, 3, 4, 3), (2, 3, 6, 5), (2, 4, 6, 2)))
+    score = scores.parse("bilinear").build(Dims(heads=3, query_width=3, key_width=5, feature_width=2)).double()
+    assert isinstance(score, Bilinear)
+    keys = score.keys(torch.from_numpy(states))
+    assert keys.shape == (2, 3, 6, score.key_width)
+    found = score(torch.from_numpy(query), keys, torch.from_numpy(feature))
+    assert score.feature_vectors is not None
+    wanted = np.einsum("bhqe,hfe,bhkf->bhqk", query, score.weight.numpy(), states)
+    wanted += np.einsum("bqkd,hfd,bhkf->bhqk", feature, score.feature_vectors.numpy(), states)
+    np.testing.assert_allclose(found.numpy(), wanted, atol=1e-12)
+
+
 def test_initial_weights_are_xavier_of_each_head():
     torch.manual_seed(0)
     score = scores.parse("bilinear").build(Dims(heads=2, query_width=32, key_width=96))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import entmax as peer
 import pytest
 import torch
@@ -235,3 +237,18 @@ def test_steep_weights_are_exact_in_single_precision(alpha):
     torch.testing.assert_close(
         entmax(scores, alpha=alpha).double(), entmax(scores.double(), alpha=alpha), rtol=1e-6, atol=1e-7
     )
+
+
+@pytest.mark.parametrize("alpha", [2.5, 4.0, 6.0, 10.0])
+@pytest.mark.parametrize("apart", [0.0, 1e-12, 1e-6])
+def test_nearly_equal_scores_keep_their_digits(alpha, apart):
+    """Their threshold lies K^-e below the largest: about 1e-15 for 50 keys at alpha = 10."""
+    power = 1 / (alpha - 1)
+    below = (alpha - 1) * apart * torch.arange(50, dtype=torch.float64)
+
+    def weights(log: float) -> torch.Tensor:
+        return (math.exp(log) - below).clamp(min=0) ** power
+
+    root = brentq(lambda log: float(weights(log).sum()) - 1, -60, 0, xtol=1e-15)
+    found = entmax(-apart * torch.arange(50, dtype=torch.float64), alpha=alpha)
+    torch.testing.assert_close(found, weights(root), rtol=0, atol=1e-6)
