@@ -70,7 +70,7 @@ class Recipe(Spec):
         return self
 
     def unused(self) -> Iterator[tuple[str, str]]:
-        if self.split_hyphens and self.pretokenize == "none" and not getattr(self, "compound_split", False):
+        if self.split_hyphens and self.pretokenize == "none":
             yield "split_hyphens", "it is a part of tokenising, and pretokenize is 'none'"
 
     def plain(self) -> Recipe:

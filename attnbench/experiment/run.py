@@ -45,8 +45,6 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.checkpoints = folder / CHECKPOINTS
-        self.borrowed_seconds = 0.0
-        """Of the training, made in another cell."""
 
     @classmethod
     @contextmanager
@@ -72,6 +70,13 @@ class Run:
         """One line of metrics.jsonl."""
         append_jsonl(self.folder / LOG, record)
 
+    @property
+    def borrowed_seconds(self) -> float:
+        """Of the training, made in another cell, as the log says since it was taken."""
+        records = read_jsonl(self.folder / LOG)
+        taken = [record["borrowed_seconds"] for record in records if "borrowed_seconds" in record]
+        return taken[-1] if taken else 0.0
+
     def rewind(self, step: int) -> None:
         """Cut the lines of metrics.jsonl that lie past `step`."""
         path = self.folder / LOG
@@ -79,11 +84,13 @@ class Run:
         write_atomic(path, "".join(map(jsonl, kept)))
 
     def fresh(self) -> None:
-        """Forget every checkpoint, log and output."""
-        for name in (RESULT, LOG, ENVIRONMENT):  # first, or a kill would leave a finished cell
-            (self.folder / name).unlink(missing_ok=True)
+        """Forget every checkpoint, log and output, whenever that is cut off: first what makes the cell a finished one,
+        then what would make it go on, and only then what tells how it came there."""
+        (self.folder / RESULT).unlink(missing_ok=True)
         for name in (CHECKPOINTS, OUTPUTS):
             remove_folder(self.folder / name)
+        for name in (LOG, ENVIRONMENT):
+            (self.folder / name).unlink(missing_ok=True)
 
     def output(self, name: str, lines: Iterable[str]) -> None:
         """hyps/<name>, a line each."""

@@ -34,7 +34,8 @@ log = logging.getLogger("attnbench")
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line says of where and how; nothing here changes a number in a table but speeds.
+    """What the command line says of where and how: no part of what a cell is, though device and threads move its
+    numbers by rounding, and its speeds.
 
     source: a folder to prepare data from. fresh: forget what unfinished and finished cells left.
     terminal: where bars are drawn; None: plain lines.

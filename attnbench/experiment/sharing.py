@@ -88,11 +88,12 @@ def _training_of(folder: Path) -> str | None:
 
 def _copy(folder: Path, run: Run) -> None:
     """Checkpoints last: without them the rest is no training."""
-    run.borrowed_seconds = json.loads((folder / RESULT).read_bytes())["metrics"]["train/seconds"]
+    borrowed = json.loads((folder / RESULT).read_bytes())["metrics"]["train/seconds"]
     for name in (LOG, ENVIRONMENT):
         if (folder / name).is_file():
             write_atomic(run.folder / name, (folder / name).read_bytes())
-    run.log({"step": checkpoint_steps(folder / CHECKPOINTS)[-1], "event": f"trained as {folder.name}"})
+    step = checkpoint_steps(folder / CHECKPOINTS)[-1]
+    run.log({"step": step, "event": f"trained as {folder.name}", "borrowed_seconds": borrowed})
     with folder_atomic(run.checkpoints) as work:
         shutil.copytree(folder / CHECKPOINTS, work, copy_function=_link, dirs_exist_ok=True)
 

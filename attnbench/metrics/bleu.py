@@ -80,8 +80,11 @@ def prepare(
 
 
 def split_compounds(line: str) -> str:
-    """`a-b` becomes `a ##AT##-##AT## b` (the script of Tensor2Tensor for En-De), left to right, without overlap."""
-    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
+    """`a-b` becomes `a ##AT##-##AT## b` (the script of Tensor2Tensor for En-De), left to right, without overlap.
+
+    `a @-@ b`, a hyphen that Moses split before, counts as one.
+    """
+    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line.replace(" @-@ ", "-"))
 
 
 def _signature(metric: BLEU | CHRF, compound_split: bool) -> str:

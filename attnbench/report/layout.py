@@ -112,13 +112,16 @@ def titles_of(groups: Sequence[Sequence[Row]], name: str, without: str | None = 
 
 
 def contests(rows: Sequence[Row], view: View) -> Iterator[tuple[str, list[Row]]]:
-    """Which rows are compared with one another: those of a column."""
+    """Which rows are compared with one another: those of a column that are scored on the same corpus."""
     lines = pivot(rows, view)
+    columns = [
+        [line.rows[column] for line in lines if column in line.rows]
+        for column in dict.fromkeys(title for line in lines for title in line.rows)
+    ]
     for metric in view.values:
-        if not lines:
-            yield metric, list(rows)
-        for column in dict.fromkeys(title for line in lines for title in line.rows):
-            yield metric, [line.rows[column] for line in lines if column in line.rows]
+        for column in columns or [list(rows)]:
+            for corpus in dict.fromkeys(row.corpus for row in column):
+                yield metric, [row for row in column if row.corpus == corpus]
 
 
 def sheets(experiment: Experiment, rows: Sequence[Row], view: View, ranks: Ranks, compared: Comparison) -> list[Sheet]:

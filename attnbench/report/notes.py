@@ -14,6 +14,7 @@ from attnbench.report.collect import STATUSES, Cell, Experiment
 from attnbench.report.compare import Comparison
 from attnbench.report.layout import View
 from attnbench.report.rank import LEVEL, Ranks
+from attnbench.report.results import total_seconds
 from attnbench.report.rows import WHOLE_CELL, Row, said
 from attnbench.report.significance import SAMPLES, has_test
 
@@ -144,7 +145,7 @@ def _legend(rows: Sequence[Row], view: View, ranks: Ranks) -> list[str]:
     said = {
         "mean_std": "mean ± sample standard deviation (seeds)" if many else "(n): number of seeds",
         "mean": "mean (seeds)",
-        "max": "maximum (seeds)",
+        "max": "best seed (seeds)",
     }[view.reduce]
     marks = []
     if any(rank.kind == "best" for rank in ranks.values()):
@@ -158,18 +159,18 @@ def _legend(rows: Sequence[Row], view: View, ranks: Ranks) -> list[str]:
 
 
 def _untested(ranks: Ranks) -> list[str]:
-    """Rows without a mark that no test has found worse than the best."""
+    """Rows without a mark that no test has found worse than the best, and columns of what is never tested."""
+    never = [names.title(metric) for metric in dict.fromkeys(metric for _, metric in ranks) if not has_test(metric)]
+    lines = [f"no test is made of {', '.join(never)}: rows without a mark may be level with the best"] if never else []
     left = [
         f"{label} ({names.title(metric)})"
         for (label, metric), rank in ranks.items()
         if has_test(metric) and rank.kind == "worse" and rank.p is None
     ]
     shown = [*left[:SHOWN], *([f"{len(left) - SHOWN} more"] if len(left) > SHOWN else [])]
-    return (
-        [f"not tested, for want of common seeds or of saved lines that give the scores: {', '.join(shown)}"]
-        if left
-        else []
-    )
+    if left:
+        lines.append(f"not tested, for want of common seeds or of saved lines that give the scores: {', '.join(shown)}")
+    return lines
 
 
 def _units(rows: Sequence[Row]) -> tuple[str, str]:
@@ -201,7 +202,7 @@ def _origin(done: Sequence[Cell]) -> list[str]:
         parts.append(f"commit {', '.join(commits)}")
     if data:
         parts.append(f"data {', '.join(data)}")
-    seconds = sum(cell.seconds for cell in done)
+    seconds = total_seconds(done)
     if seconds:
         parts.append(f"{duration(seconds)} in all")
     lines = ["; ".join(parts)] if parts else []

@@ -17,7 +17,7 @@ Judge = Callable[[str, Row, Row], float | None]
 
 @dataclass(frozen=True)
 class Rank:
-    """best, or tied: the paired test does not tell the row from the best one. p: of that test."""
+    """best, or tied: the paired test does not find the row worse than the best one. p: of that test, two-sided."""
 
     kind: Literal["best", "tied", "worse"]
     p: float | None = None
@@ -32,7 +32,9 @@ def shown(row: Row, metric: str, reduce: str) -> float | None:
     stat = row.stats.get(metric)
     if stat is None:
         return None
-    return stat.highest if reduce == "max" else stat.mean
+    if reduce == "max":
+        return stat.lowest if higher_is_better(metric) is False else stat.highest
+    return stat.mean
 
 
 def rank(contests: Iterable[tuple[str, Sequence[Row]]], reduce: str, judge: Judge) -> Ranks:
@@ -51,8 +53,16 @@ def rank(contests: Iterable[tuple[str, Sequence[Row]]], reduce: str, judge: Judg
                 ranks[row.label, metric] = Rank("best")
             else:
                 p = judge(metric, best, row)
-                ranks[row.label, metric] = Rank("tied" if p is not None and p >= LEVEL else "worse", p)
+                level = p is not None and (p >= LEVEL or sign * _lead(metric, best, row) <= 0)
+                ranks[row.label, metric] = Rank("tied" if level else "worse", p)
     return ranks
+
+
+def _lead(metric: str, best: Row, other: Row) -> float:
+    """How far `best` lies above `other` over their common seeds, which are what is tested; over all seeds, or by the
+    best of them, it may be the other way."""
+    ours, theirs = best.stats[metric].seeds, other.stats[metric].seeds
+    return sum(ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys())
 
 
 def _finite(value: float | None) -> bool:

@@ -41,9 +41,14 @@ def document(
         "date": _date(done),
         "env": _united([_environment(attempt) for cell in done for attempt in cell.attempts]),
         "command": experiment.command,
-        "total_seconds": sum(cell.seconds for cell in done),
+        "total_seconds": total_seconds(done),
     }
     return {key: _sayable(value) for key, value in content.items()}
+
+
+def total_seconds(done: Iterable[Cell]) -> float:
+    """Of all cells; what stands under several labels is one run."""
+    return sum({(cell.digest or str(cell.folder), cell.seed): cell.seconds for cell in done}.values())
 
 
 def _sayable(value: Any) -> Any:

@@ -23,6 +23,7 @@ class Stat:
     mean: float
     std: float | None
     highest: float
+    lowest: float
     seeds: Mapping[int, float]
 
     @property
@@ -34,7 +35,8 @@ class Stat:
         values = list(seeds.values())
         whole = all(math.isfinite(value) for value in values)
         mean = statistics.fmean(values) if whole else sum(values) / len(values)
-        return cls(mean, statistics.stdev(values) if whole and len(values) > 1 else None, max(values), dict(seeds))
+        std = statistics.stdev(values) if whole and len(values) > 1 else None
+        return cls(mean, std, max(values), min(values), dict(seeds))
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,18 @@ class Row:
             if any(cell.status == status for cell in self.cells):
                 return status
         return "queued"
+
+    @property
+    def corpus(self) -> str:
+        """What it is scored on, as far as its spec tells, in words that are equal where that is the same. Texts to
+        train on are no part of it."""
+        spec = next((cell.spec for cell in self.cells if cell.spec.get("task")), None)
+        if spec is None:
+            return repr([(path, value) for path, value in self.axes.items() if path.startswith("task.dataset")])
+        dataset = spec["task"].get("dataset")
+        if isinstance(dataset, Mapping):
+            dataset = {name: value for name, value in dataset.items() if name != "train"}
+        return repr(dataset)
 
     def coordinate(self, name: str) -> tuple[str | None, Scalar]:
         """(the axis behind it, the value) of `label`, `budget` or a whole dotted path; (None, None) if it has none."""

@@ -13,8 +13,8 @@ from attnbench.report.collect import Cell
 from attnbench.report.rows import Row
 
 SAMPLES = 1000
-RULE = "shifted, then absolute"
-"""How p is computed: results of another rule are not kept."""
+RULE, OF_SEEDS = "shifted, then absolute", "the mean of seeds"
+"""How p is computed, the second of several seeds: results of another rule are not kept."""
 Kind = Literal["13a", "13a_lc", "tok", "tok_lc"]
 COUNTED = ("rep", "drop")
 """Metrics whose counts of each line are saved, as hyps/test.rep.txt."""
@@ -55,13 +55,14 @@ class PairedTests:
         kind = _KINDS.get((_part(signature, "tok"), _part(signature, "case"))) if name not in COUNTED else None
         if kind is None and name not in COUNTED:
             return None
-        pairs = _pairs(best, other)
+        pairs = _pairs(metric, best, other)
         ours, theirs = (_joined([pair[side] for pair in pairs], metric.replace("/", ".") if kind is None else split)
                         for side in (0, 1))  # fmt: skip
         if not ours or not theirs:
             self._blind = self._blind or bool(pairs)
             return None
-        key = f"{metric}:{_hash(RULE, signature, *ours, '', *theirs)}"
+        rule = RULE if len(pairs) == 1 else f"{RULE}, {len(pairs)}, {OF_SEEDS}"
+        key = f"{metric}:{_hash(rule, signature, *ours, '', *theirs)}"
         p = self._kept.get(key)
         if p is None and kind is None:
             p = _test_counts(metric, pairs, ours, theirs)
@@ -100,10 +101,9 @@ def _part(signature: str, name: str) -> str:
     return next((part[len(name) + 1 :] for part in signature.split("|") if part.startswith(f"{name}:")), "")
 
 
-def _pairs(first: Row, second: Row) -> list[tuple[Cell, Cell]]:
-    """The cells of both rows with the same seed."""
-    ours = {cell.seed: cell for cell in first.done}
-    theirs = {cell.seed: cell for cell in second.done}
+def _pairs(metric: str, first: Row, second: Row) -> list[tuple[Cell, Cell]]:
+    """The cells of both rows with the same seed; one that diverged before its first checkpoint has no score."""
+    ours, theirs = ({cell.seed: cell for cell in row.done if metric in cell.metrics} for row in (first, second))
     return [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
 
 

@@ -59,8 +59,6 @@ class Translation(PairTask):
         return super().adapt(model, data, seed, fresh=fresh)
 
     def bleu(self, lines: Sequence[str], references: Sequence[str]) -> Score:
-        if self.spec.compound_split and self.spec.split_hyphens:  # `a @-@ b` is a hyphen split once already
-            lines, references = ([line.replace(" @-@ ", "-") for line in side] for side in (lines, references))
         return corpus_bleu(lines, references, self.spec.bleu, compound_split=self.spec.compound_split)
 
     def score(self, data: Data, split: str, lines: list[str]) -> Metrics:

@@ -97,6 +97,20 @@ def test_every_environment_that_left_steps_is_kept(bench: Any, experiment: Any):
         assert environments(path) == [{"from_step": 0, "commit": "anew"}]
 
 
+def test_a_fresh_start_that_is_cut_off_leaves_no_checkpoints_without_their_log(
+    bench: Any, experiment: Any, fill: Any, monkeypatch: pytest.MonkeyPatch
+):
+    with Run.claim(bench.runs, experiment.cells[0]) as run:
+        fill(run.folder, "x")
+        run.log({"step": 1})
+        with monkeypatch.context() as patch:
+            patch.setattr("attnbench.experiment.run.remove_folder", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                run.fresh()
+        assert run.checkpoints.exists()
+        assert (run.folder / "metrics.jsonl").exists()
+
+
 def test_a_fresh_start_forgets_the_result_first(
     bench: Any, experiment: Any, fill: Any, monkeypatch: pytest.MonkeyPatch
 ):

@@ -9,7 +9,7 @@ import pytest
 
 from attnbench.core.files import read_jsonl
 from attnbench.core.lock import locked
-from attnbench.experiment import sharing
+from attnbench.experiment import pipeline, sharing
 from attnbench.experiment.executor import Processes, attempt
 from attnbench.experiment.grid import Cell
 from attnbench.experiment.pipeline import Place
@@ -125,6 +125,23 @@ def test_the_seconds_of_a_training_are_counted_once(bench: Any):
     result = json.loads(path.read_text())
     result["metrics"]["train/seconds"] += 1000  # as if it had taken so long: they are taken off the taker's
     path.write_text(json.dumps(result))
+    assert attempt(root, experiment.cells[1], place, False, lambda record: None).error is None
+    assert json.loads((bench.cell(experiment, 1) / "result.json").read_text())["total_seconds"] < -900
+
+
+def test_the_seconds_of_a_training_are_its_makers_though_the_taker_is_cut_off(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+):
+    experiment = bench.experiment({**BEAMS, "name": "shared"})
+    root, place = bench.runs / experiment.name, Place(bench.cache)
+    assert attempt(root, experiment.cells[0], place, False, lambda record: None).error is None
+    path = bench.cell(experiment, 0) / "result.json"
+    result = json.loads(path.read_text())
+    result["metrics"]["train/seconds"] += 1000
+    path.write_text(json.dumps(result))
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "evaluate", lambda *given: (_ for _ in ()).throw(RuntimeError("cut off")))
+        assert attempt(root, experiment.cells[1], place, False, lambda record: None).error is not None
     assert attempt(root, experiment.cells[1], place, False, lambda record: None).error is None
     assert json.loads((bench.cell(experiment, 1) / "result.json").read_text())["total_seconds"] < -900
 

@@ -93,7 +93,6 @@ def test_what_changes_nothing_is_said(bench: Any, text: str, path: str):
     "train: {patience: 50, validate_every: epoch}\n",
     "search: {kind: beam, size: 4, n_best: 4}\ntiming: {decode_runs: 1}\n",
     FILES % ("", ", tokenized: true", ", normalize: true"),
-    "task: {kind: translation, dataset: demo, pretokenize: none, split_hyphens: true, compound_split: true}\n",
     "search: {kind: beam, size: 2, penalty: {kind: wu, alpha: 2.0}, coverage: {kind: wu}}\n",
     FILES % ("", ", valid: {source: c, target: d}, hold_every: 7", ", normalize: true"),
     "seed: 7\n",

@@ -69,6 +69,12 @@ def test_text_that_ends_in_tokenised_periods_brings_no_warning(caplog):
     assert not caplog.records
 
 
+def test_a_hyphen_that_moses_split_is_a_compounds():
+    assert split_compounds("a well @-@ known x") == split_compounds("a well-known x")
+    lines, references = ["a well @-@ known man"], ["a well-known man"]
+    assert corpus_bleu(lines, references, "tok", compound_split=True).value == pytest.approx(100)
+
+
 def test_compound_split():
     assert split_compounds("a well-known two-year-old - x -y") == (
         "a well ##AT##-##AT## known two ##AT##-##AT## year ##AT##-##AT## old - x -y"

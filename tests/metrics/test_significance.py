@@ -106,3 +106,26 @@ def test_shares_are_tested_like_bleu():
     assert paired_bootstrap_of_shares(much, clean, samples=200) == paired_bootstrap_of_shares(clean, much, samples=200)
     with pytest.raises(ValueError, match="cannot be paired"):
         paired_bootstrap_of_shares(clean, much[:-1])
+
+
+def test_of_several_seeds_the_mean_of_their_scores_is_tested():
+    """Every draw scored by sacrebleu, seed by seed; the outputs of a bad seed weigh as the table weighs them."""
+    references, *sides = corpus(30, 0.1, 0.4, 0.2, 0.27)
+    ours, theirs = sides[:2], sides[2:]
+
+    def mean_bleu(outputs, picks):
+        wanted = [references[pick] for pick in picks]
+        return np.mean([SACREBLEU["tok"].corpus_score([side[pick] for pick in picks], [wanted]).score
+                        for side in outputs])  # fmt: skip
+
+    def difference(picks):
+        return mean_bleu(ours, picks) - mean_bleu(theirs, picks)
+
+    seen, samples = difference(range(30)), 60
+    drawn = [difference(draw) for draw in np.random.default_rng(5).choice(30, (samples, 30))]
+    beyond = sum(abs(each - np.mean(drawn)) > abs(seen) for each in drawn)
+    found = paired_bootstrap(
+        ours[0] + ours[1], theirs[0] + theirs[1], references * 2, "tok", samples=samples, seed=5, blocks=2
+    )
+    assert 3 < beyond < 57
+    assert found == (beyond + 1) / (samples + 1)

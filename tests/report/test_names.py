@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.report.names import misspelt
+from attnbench.report.names import higher_is_better, misspelt
 
 
 @pytest.mark.parametrize(("metric", "meant"), [
@@ -15,6 +15,12 @@ from attnbench.report.names import misspelt
 ])  # fmt: skip
 def test_a_name_that_comes_close_to_a_usual_one_is_misspelt(metric: str, meant: str | None):
     assert misspelt(metric) == meant
+
+
+def test_less_is_better_of_what_is_wrong_or_lasts():
+    directions = {name: higher_is_better(f"test/{name}") for name in ("bleu", "rep", "drop", "loss", "seconds")}
+    assert directions == {"bleu": True, "rep": False, "drop": False, "loss": False, "seconds": False}
+    assert higher_is_better("attended/cross") is None
 
 
 def test_no_metric_of_a_finished_table_passes_for_misspelt():

@@ -7,14 +7,15 @@ import random
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from attnbench.metrics.bleu import corpus_bleu
-from attnbench.metrics.significance import paired_bootstrap
+from attnbench.metrics.significance import paired_bootstrap, paired_bootstrap_of_shares
 from attnbench.report.collect import collect
 from attnbench.report.rows import group
 from attnbench.report.significance import PairedTests
-from attnbench.report.table import render, write_results
+from attnbench.report.table import render, report, write_results
 
 WORDS = [
     "a",
@@ -202,3 +203,83 @@ def test_where_nothing_could_be_tested_that_is_told(run):
     page = render(run.root, "md")
     assert "not tested, for want of common seeds or of saved lines" in page
     assert "near (test BLEU)" in page
+
+
+def test_a_seed_without_a_score_takes_no_test_away(run):
+    more = {label: spoil(REFERENCES, 0.1, seed) for label, seed in (("good", 9), ("near", 8))}
+    for label, lines in more.items():
+        run.add(label, 2, bleu(lines), lines=lines, references=REFERENCES)
+        run.add(label, 3, 0.0, weights=(), outcome={"kind": "diverged", "text": "diverged at update 5"})
+    run.grid()
+    both = (SYSTEMS["good"] + more["good"], SYSTEMS["near"] + more["near"], REFERENCES * 2)
+    assert p(run.root, "near") == paired_bootstrap(*both, "tok_lc", blocks=2)
+
+
+def test_compounds_are_tested_as_they_are_scored(run_folder):
+    run, signature = run_folder(), "nrefs:1|case:lc|eff:no|tok:none|smooth:none|version:2.6.0|split:compounds"
+    references = [line.replace("small dog", "small @-@ dog").replace("old red", "old-red") for line in REFERENCES]
+    sides = {label: spoil(references, share, seed) for label, share, seed in (("good", 0.1, 1), ("near", 0.11, 2))}
+    for label, lines in sides.items():
+        score = corpus_bleu(lines, references, "tok_lc", compound_split=True).value
+        run.add(label, 1, score, lines=lines, references=references, signature=signature)
+    run.grid()
+    want = paired_bootstrap(sides["good"], sides["near"], references, "tok_lc", compound_split=True)
+    assert p(run.root, "near") == want
+    assert want != paired_bootstrap(sides["good"], sides["near"], references, "tok_lc")
+
+
+def test_counts_of_several_seeds_are_drawn_together(run_folder):
+    run, counts = run_folder(), {}
+    for label, share, start in (("good", 0.1, 0), ("much", 0.14, 10)):
+        for seed in (1, 2, 3):
+            draw = random.Random(start)  # the same outputs three times: no more evidence than once
+            repeats = [draw.random() < share for _ in range(60)]
+            folder = run.add(label, seed, 30.0, metrics={"test/rep": 100 * sum(repeats) / (60 * 9)})
+            (folder / "hyps").mkdir(exist_ok=True)
+            (folder / "hyps" / "test.rep.txt").write_text("".join(f"{int(each)} 9\n" for each in repeats))
+            counts[label] = np.array([[int(each), 9] for each in repeats])
+    run.grid()
+    once = paired_bootstrap_of_shares(counts["good"], counts["much"])
+    assert p(run.root, "much", "test/rep") == pytest.approx(once, abs=1e-9)
+    assert 0.05 < once < 0.9
+
+
+def test_a_test_of_other_references_is_none(run):
+    """Each side gives its own score, by other references."""
+    other = corpus(1)
+    lines = spoil(other, 0.1, 5)
+    run.add("elsewhere", 1, corpus_bleu(lines, other, "tok_lc").value, lines=lines, references=other)
+    run.grid()
+    assert p(run.root, "elsewhere") is None
+
+
+def test_a_kept_test_is_of_one_signature(run):
+    write_results(run.root)
+    before = json.loads((run.root / "significance.json").read_text())
+    for path in run.root.rglob("result.json"):
+        path.write_text(path.read_text().replace("version:2.6.0", "version:9.9.9"))
+    write_results(run.root)
+    assert not before.keys() & json.loads((run.root / "significance.json").read_text()).keys()
+
+
+def test_a_row_that_is_better_on_the_common_seeds_is_not_called_worse(run_folder):
+    run = run_folder()
+    sides = {1: spoil(REFERENCES, 0.4, 1), 2: spoil(REFERENCES, 0.02, 2), 3: spoil(REFERENCES, 0.02, 3)}
+    other = spoil(REFERENCES, 0.15, 4)
+    for seed, lines in sides.items():
+        run.add("many", seed, bleu(lines), lines=lines, references=REFERENCES)
+    run.add("one", 1, bleu(other), lines=other, references=REFERENCES)
+    ranks = report(run.grid()).ranks
+    assert ranks["many", "test/bleu"].kind == "best"
+    rank = ranks["one", "test/bleu"]
+    assert rank.kind == "tied"
+    assert rank.p is not None
+    assert rank.p < 0.05
+
+
+def test_what_is_never_tested_is_named(run):
+    for path in run.root.rglob("result.json"):
+        path.write_text(path.read_text().replace('"metrics": {', '"metrics": {"test/chrf": 50.0, '))
+    folder = run.grid({"value": ["test/bleu", "test/chrf"]})
+    assert "- no test is made of test chrF: rows without a mark may be level with the best" in render(folder, "md")
+    assert "no test is made" not in render(run.grid(), "md")

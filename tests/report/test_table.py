@@ -128,6 +128,45 @@ def test_reducers(sweep, reduce: str, shown: str):
     assert f"| dense | **{shown}** |" in render(sweep.grid({"reduce": reduce}), "md")
 
 
+def test_the_best_seed_is_the_lowest_where_less_is_better(run_folder):
+    run = run_folder()
+    for seed, (a, b) in enumerate(((5.0, 8.0), (9.0, 8.0), (6.0, 8.0)), 1):
+        run.add("a", seed, 30.0, metrics={"test/rep": a})
+        run.add("b", seed, 30.0, metrics={"test/rep": b})
+    text = render(run.grid({"value": "test/rep", "reduce": "max"}), "md")
+    assert "| a | **5.00 (3)** |" in text
+    assert "| b | 8.00 (3) |" in text
+
+
+def test_equal_rows_are_both_the_best(run_folder):
+    run = run_folder()
+    for label, bleu in (("a", 30.0), ("b", 30.0), ("c", 20.0)):
+        run.add(label, 1, bleu)
+    ranks = report(run.grid()).ranks
+    assert [ranks[label, "test/bleu"].kind for label in "abc"] == ["best", "best", "worse"]
+
+
+def test_rows_of_other_corpora_are_not_compared(run_folder):
+    run = run_folder()
+    for name, bleu, longest in (("a", 30.0, 10), ("b", 50.0, 50), ("c", 45.0, 50)):
+        folder = run.add(name, 1, bleu, axes={"task.dataset.longest": longest, PLACE: name}, data=f"{longest}" * 6)
+        (folder / "spec.yaml").write_text(f"task: {{dataset: {{longest: {longest}, train: {name}}}}}\n")
+    ranks = report(run.grid(), lambda metric, best, other: 0.001).ranks
+    assert {row: rank.kind for (row, _), rank in ranks.items()} == {"b": "best", "c": "worse"}
+
+
+def test_one_run_under_two_labels_has_taken_its_time_once(run_folder):
+    run = run_folder()
+    for label in "ab":
+        run.add(label, 1, 30.0, seconds=600.0)
+    run.cells[1]["digest"] = run.cells[0]["digest"]
+    path = run.root / "cells" / "b-s1" / "result.json"
+    path.write_text(path.read_text().replace('"db-s1"', '"da-s1"'))
+    folder = run.grid()
+    assert json.loads(render(folder, "json"))["total_seconds"] == 600.0
+    assert "10 min in all" in render(folder, "md")
+
+
 def test_tied_rows_are_underlined_and_worse_ones_are_not(run_folder):
     run = run_folder()
     for label, bleu in (("a", 30.0), ("b", 29.0), ("c", 20.0), ("d", 28.0)):
