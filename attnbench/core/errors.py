@@ -25,3 +25,8 @@ class DataError(AttnbenchError):
     """Data is absent, broken or cannot be had. Exit code 4."""
 
     exit_code = 4
+
+
+def first_line(error: Exception) -> str:
+    """What an error of a library says first, or its type where it says nothing: part of a message of one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

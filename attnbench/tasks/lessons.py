@@ -9,7 +9,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save
 
-from attnbench.core.errors import AttnbenchError
+from attnbench.core.errors import AttnbenchError, first_line
 from attnbench.core.files import write_atomic
 from attnbench.data.fertility import VERSION as ALIGNED
 from attnbench.data.fertility import make_once
@@ -42,8 +42,7 @@ def teach(fertility: Fertility, folder: Path, seed: int, lessons: Callable[[], t
     try:
         fertility.load_state_dict(load_file(path))
     except Exception as error:  # safetensors raises its own type, which has no stable home
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise AttnbenchError(f"{path}: cannot be read ({reason}); remove it and run again") from None
+        raise AttnbenchError(f"{path}: cannot be read ({first_line(error)}); remove it and run again") from None
     log.info("the fertility '%s' has been learned before, and is kept in %s", fertility.spec.kind, path)
 
 

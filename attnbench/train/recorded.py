@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from attnbench.core import waiting
-from attnbench.core.errors import AttnbenchError
+from attnbench.core.errors import AttnbenchError, first_line
 from attnbench.core.memory import is_full
 from attnbench.core.tree import map_batch
 from attnbench.tasks.base import Task
@@ -182,7 +182,7 @@ class Recorded:
             if is_full(error):
                 return
             raise AttnbenchError(
-                f"this model's update cannot be recorded on the GPU ({_line(error)}); set {SWITCH}=0 in the "
+                f"this model's update cannot be recorded on the GPU ({first_line(error)}); set {SWITCH}=0 in the "
                 "environment and run again"
             ) from error
         self._plain.remove(shape)
@@ -266,7 +266,3 @@ def _tensors(tree: Any) -> list[Tensor]:
     found: list[Tensor] = []
     map_batch(lambda tensor: found.append(tensor) or tensor, tree)
     return found
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from attnbench.core.errors import AttnbenchError
+from attnbench.core.errors import AttnbenchError, first_line
 from attnbench.core.files import folder_atomic, remove_folder
 
 _FULL = "I/O error|No space|File too large|PytorchStreamWriter|unexpected pos"
@@ -92,7 +92,7 @@ def _read_weights(model: nn.Module, path: Path) -> dict[str, Tensor]:
         tensors = load_file(path)
     except Exception as error:  # safetensors raises its own type, which has no stable home
         raise AttnbenchError(
-            f"{path}: these weights cannot be read ({_line(error)}); remove the folder {path.parent} and run again"
+            f"{path}: these weights cannot be read ({first_line(error)}); remove the folder {path.parent} and run again"
         ) from None
     own = _unique(model)
     if own.keys() != tensors.keys() or any(own[name].shape != tensors[name].shape for name in own):
@@ -100,10 +100,6 @@ def _read_weights(model: nn.Module, path: Path) -> dict[str, Tensor]:
             f"{path}: these weights belong to another model; mend the spec, or remove the folder {path.parent}"
         )
     return tensors
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _unique(model: nn.Module) -> dict[str, Tensor]:
@@ -124,7 +120,7 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
         if isinstance(error, OSError) or not re.search(_FULL, str(error)):
             raise
         raise AttnbenchError(
-            f"{folder}: checkpoint {state.step} cannot be written ({_line(error)}); free some space and run again"
+            f"{folder}: checkpoint {state.step} cannot be written ({first_line(error)}); free some space and run again"
         ) from error
 
 
@@ -158,7 +154,7 @@ def load_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.
         return TrainState(**{**train, "cursor": tuple(train["cursor"]), **windows})
     except Exception as error:  # torch raises several types for a damaged file
         raise AttnbenchError(
-            f"{at / 'state.pt'}: cannot be read ({_line(error)}); remove the folder {at} and run again: "
+            f"{at / 'state.pt'}: cannot be read ({first_line(error)}); remove the folder {at} and run again: "
             "training goes on from the checkpoint before it"
         ) from None
 
