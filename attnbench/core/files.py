@@ -68,7 +68,8 @@ def folder_atomic(path: Path) -> Iterator[Path]:
     try:
         yield work
         for file in work.rglob("*"):
-            sync(file)
+            if not file.is_symlink():
+                sync(file)
         sync(work)
         if path.exists():
             old = _hidden(path)

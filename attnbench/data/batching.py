@@ -159,8 +159,9 @@ class TrainStream:
         while True:
             pool, rows = self._pool(epoch, number)
             after = self._after(epoch, number)
-            # which shard begins turns about, or the first ones would get more batches of every pool
-            own = [turn for turn in range(skip, len(rows)) if (turn + number) % self._shards == self._shard]
+            # which shard begins turns about, or the first ones would get more batches of every pool and epoch
+            begins = number + epoch
+            own = [turn for turn in range(skip, len(rows)) if (turn + begins) % self._shards == self._shard]
             following = [Cursor(epoch, number, turn) for turn in own[1:]] + [after]
             for turn, cursor in zip(own, following, strict=False):
                 yield cursor, pool.batch(rows[turn])

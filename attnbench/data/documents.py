@@ -25,7 +25,8 @@ _TAG = re.compile(
     r"""|<seg\b[^>]*>\s*(?P<segment>.*?)\s*</seg>|(?P<unended><seg\b)""",
     re.IGNORECASE,
 )
-_MARKUP = re.compile(r"\s*</?[a-zA-Z?!]")
+_MARKUP = re.compile(r"\s*</?(?!(?:[ibua]|em|strong|br|su[bp]|font)\b)[a-zA-Z?!]", re.IGNORECASE)
+"""What begins a line of mark-up; letters in italics are text."""
 
 
 class Sentence(NamedTuple):
@@ -71,6 +72,10 @@ def read_documents(path: Path, language: str, form: Form = "auto", names: Path |
             last = sentence.document
             seen.add(last)
         yield sentence
+    if chosen == "marked" and last == "0":
+        raise DataError(
+            f"{path}: no line `<d>` opens a document, and it was read as `marked`; is it the file it should be?"
+        )
     if last is None:
         raise DataError(
             f"{path}: no sentence found (read as `{chosen}`); say its form: {', '.join(get_args(Form)[1:])}"
@@ -184,9 +189,10 @@ def _chat(path: Path, language: str) -> Iterator[Sentence]:
     try:
         with open_bytes(path) as file:
             chats = json.loads(file.read().decode("utf-8-sig"))
-        utterances = [(str(name), said) for name, chat in chats.items() for said in chat]
+        utterances = [(spaced(str(name)), said) for name, chat in chats.items() for said in chat]
         own = language == "en"
         texts = [spaced(said["source" if (said["speaker"] == "agent") == own else "target"]) for _, said in utterances]
+        "".join(texts).encode()  # half a character, which JSON can say, is no text
     except (ValueError, KeyError, AttributeError, TypeError, EOFError, OSError, zlib.error) as error:
         raise DataError(f"{path}: is not a file of chats ({error!r}); {mend}") from None
     for number, ((name, _), text) in enumerate(zip(utterances, texts, strict=True), 1):

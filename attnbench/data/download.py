@@ -12,6 +12,7 @@ import pooch
 
 from attnbench.core.errors import DataError
 from attnbench.core.files import write_atomic
+from attnbench.data.archives import is_archive, require_whole
 from attnbench.data.datasets.base import Remote
 
 log = logging.getLogger("attnbench")
@@ -63,11 +64,12 @@ def _fetch(remote: Remote, url: str, folder: Path, offline: bool) -> Fetched:
     known = remote.checksum
     if known is None and path.exists() and seen.exists():
         known = "sha256:" + seen.read_text(encoding="utf-8").strip()
-    present = path.exists() and (known is None or _matches(path, known))
+    present = path.exists() and (known is None or matches(path, known))
     if not present:
         if offline:
             raise _Failed("offline, and not in the cache")
         _download(remote, url, folder, known)
+        _require_archive(path)
     sha256 = _hash(path, "sha256")
     if known is None:
         if remote.size is not None and path.stat().st_size != remote.size:
@@ -77,6 +79,19 @@ def _fetch(remote: Remote, url: str, folder: Path, offline: bool) -> Fetched:
         log.warning("%s: no checksum is known; recorded the one seen: sha256:%s", remote.name, sha256)
         write_atomic(seen, sha256 + "\n")
     return Fetched(path, url, sha256)
+
+
+def _require_archive(path: Path) -> None:
+    """A server may answer with a page that says why there is no archive, or end before its end."""
+    if not is_archive(path.name):
+        return
+    try:
+        require_whole(path)
+    except DataError:
+        with path.open("rb") as file:
+            begins = file.read(24)
+        path.unlink()
+        raise _Failed(f"what it sent is no whole archive: it begins with {begins!r}") from None
 
 
 def _download(remote: Remote, url: str, folder: Path, known: str | None) -> None:
@@ -106,7 +121,8 @@ def _short(error: Exception) -> str:
     return text if len(text) <= 240 else text[:237] + "..."
 
 
-def _matches(path: Path, checksum: str) -> bool:
+def matches(path: Path, checksum: str) -> bool:
+    """Whether a file has a checksum, `sha256:...` or of another algorithm."""
     algorithm, _, value = checksum.rpartition(":")
     return _hash(path, algorithm) == value
 

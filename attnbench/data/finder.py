@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from attnbench.core.errors import DataError
@@ -28,7 +29,7 @@ class Finder:
         if not folder.is_dir():
             raise DataError(f"{folder}: no such folder")
         self.folders.append(folder)
-        found = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
+        found = [path for path in files_below(folder) if not path.name.startswith(".")]
         for path in sorted(found, key=lambda path: (len(path.parts), str(path))):
             self._files.setdefault(bare(path.name), path)
             self._files.setdefault(f"{path.parent.name}/{bare(path.name)}", path)
@@ -58,6 +59,17 @@ class Finder:
             self.missing.append(" or ".join(names))
             return Path(names[0])
         return path
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """The files of a folder and of those below it, linked ones too, each folder once."""
+    seen: set[str] = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:  # a link to where the walk has been
+            folders.clear()
+            continue
+        seen.add(real)
+        yield from (path for name in names if (path := Path(place, name)).is_file())
 
 
 def bare(name: str) -> str:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnbench.core.errors import DataError
 from attnbench.core.files import folder_atomic
-
-log = logging.getLogger("attnbench")
 
 
 class Hub(NamedTuple):
@@ -38,8 +35,6 @@ def from_hub(hub: Hub, languages: tuple[str, str], folder: Path) -> Path:
         raise
     except Exception as error:  # whatever the hub's client raises, the user needs the same advice
         raise DataError(" ".join(str(error).split())[:240] or type(error).__name__) from error
-    if hub.note:
-        log.warning("hub copy: %s", hub.note)
     return folder
 
 

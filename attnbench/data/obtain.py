@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnbench.core.errors import DataError
 from attnbench.data.archives import is_archive, unpack
 from attnbench.data.datasets.base import DatasetSpec, Remote
-from attnbench.data.download import Fetched, Unavailable, fetch
-from attnbench.data.finder import Finder
+from attnbench.data.download import Fetched, Unavailable, fetch, matches
+from attnbench.data.finder import Finder, files_below
 from attnbench.data.hub import from_hub
 
 log = logging.getLogger("attnbench")
 
 
 class Obtained(NamedTuple):
-    """files: where to look. fetched: name, url and hash of each download."""
+    """files: where to look. fetched: name and url of each download, and its hash, or in what a hub's copy differs."""
 
     files: Finder
     fetched: list[dict[str, Any]]
@@ -33,8 +34,10 @@ def obtain(dataset: DatasetSpec, cache: Path, source: Path | None, *, offline: b
     bundles = dataset.bundles()
     if source is not None:
         finder = Finder([source])
-        known = {remote.name for bundle in bundles for remote in bundle}
-        _unpack_known(source, finder, known.union(dataset.wrappers), raw)
+        known = {name: None for name in dataset.wrappers} | {
+            remote.name: remote.checksum for bundle in bundles for remote in bundle
+        }
+        _unpack_known(source, finder, known, raw)
         return Obtained(finder, [])
     if not bundles:
         return Obtained(Finder([]), [])
@@ -51,7 +54,11 @@ def obtain(dataset: DatasetSpec, cache: Path, source: Path | None, *, offline: b
         try:
             if offline and not folder.exists():
                 raise DataError("offline, and not in the cache")
-            return Obtained(Finder([from_hub(hub, dataset.pair(), folder)]), [])
+            files = Finder([from_hub(hub, dataset.pair(), folder)])
+            if hub.note:
+                log.warning("%s: the hub's copy is used: %s", dataset.kind, hub.note)
+            note = {"note": hub.note} if hub.note else {}
+            return Obtained(files, [{"name": split, "url": url, **note} for split, url in hub.files.items()])
         except DataError as error:
             tried += [(url, str(error)) for url in hub.files.values()]
     raise DataError(advice(dataset, "cannot be had. Tried:", tried, [remote.name for remote in bundles[0]]))
@@ -66,13 +73,16 @@ def _downloaded(bundle: list[Remote], cache: Path, raw: Path, offline: bool) -> 
     return Obtained(finder, records)
 
 
-def _unpack_known(folder: Path, finder: Finder, names: set[str], raw: Path) -> None:
-    """Unpack the released archives in a folder, and those inside them."""
-    for path in sorted(folder.rglob("*")):
-        if path.name in names and is_archive(path.name) and path.is_file():
+def _unpack_known(folder: Path, finder: Finder, known: Mapping[str, str | None], raw: Path) -> None:
+    """Unpack the released archives in a folder, and those inside them. known: their names, and checksums or None."""
+    for path in sorted(files_below(folder)):
+        if path.name in known and is_archive(path.name):
+            checksum = known[path.name]
+            if checksum is not None and not matches(path, checksum):
+                log.warning("%s is not the released archive; its results cannot be set beside others'", path)
             inside = unpack(path, raw)
             finder.add(inside)
-            _unpack_known(inside, finder, names - {path.name}, raw)
+            _unpack_known(inside, finder, {name: sum_ for name, sum_ in known.items() if name != path.name}, raw)
 
 
 def advice(dataset: DatasetSpec, what: str, tried: list[tuple[str, str]], names: list[str]) -> str:

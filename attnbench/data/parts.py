@@ -24,6 +24,7 @@ class Part(NamedTuple):
     tokenized: the text is tokenised as Moses does already, so it is not tokenised again.
     alignment: word alignments in Pharaoh's form, a line for each pair, where they are known.
     every, held: of every so many kept pairs, the k-th (from 1) goes to split held[k] in place of this one.
+    held_as_read: pairs that are left out count, too, and what is held is left out for the same reasons as the rest.
     documents: the name of each pair's document, a line for each pair, where that is known; then whole documents are
     held. made_from: the released files, where the two are made from others.
     """
@@ -35,6 +36,7 @@ class Part(NamedTuple):
     alignment: Path | None = None
     every: int = 1
     held: Mapping[int, str] = MappingProxyType({})
+    held_as_read: bool = False
     documents: Path | None = None
     made_from: tuple[Path, ...] = ()
 

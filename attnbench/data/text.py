@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import islice
@@ -34,7 +35,7 @@ def _detokenizer(language: str) -> Any:
 
 @cache
 def _normalizer(language: str) -> Any:
-    return _sacremoses().MosesPunctNormalizer(language, post_remove_control_chars=True)
+    return _sacremoses().MosesPunctNormalizer(language)
 
 
 def moses_tokenize(language: str, *, split_hyphens: bool = False) -> Clean:
@@ -47,8 +48,18 @@ def moses_tokenize(language: str, *, split_hyphens: bool = False) -> Clean:
 
 
 def moses_normalize(language: str) -> Clean:
-    """Line -> line with plain quotes, dashes and numbers, and without control characters."""
-    return _normalizer(language).normalize
+    """Line -> line with plain quotes, dashes and numbers, and a space for each character that does not print, as
+    normalize-punctuation.perl and remove-non-printing-char.perl have it (sacremoses would glue words together there).
+    """
+    normalize = _normalizer(language).normalize
+    return lambda line: printing(normalize(line))
+
+
+def printing(line: str) -> str:
+    """A space for each control, format, private or unassigned character (Unicode's categories C)."""
+    if line.isprintable():
+        return line
+    return "".join(" " if unicodedata.category(character)[0] == "C" else character for character in line)
 
 
 def moses_detokenize(language: str, lines: Iterable[str]) -> list[str]:

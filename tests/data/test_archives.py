@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import random
 import tarfile
 import zipfile
 from pathlib import Path
@@ -22,6 +23,11 @@ def tar(path: Path, *members: tuple[str, bytes], link: str | None = None) -> Pat
             info.type, info.linkname = tarfile.SYMTYPE, link
             archive.addfile(info)
     return path
+
+
+def left(folder: Path) -> list[str]:
+    """What unpacking left, but for its locks."""
+    return [path.name for path in (folder / "raw").iterdir() if path.suffix != ".lock"]
 
 
 @pytest.fixture(autouse=True, params=["filter", "without"])
@@ -54,7 +60,7 @@ def test_members_outside_are_refused_and_nothing_is_left(tmp_path: Path, member:
         archive.writestr(member, "")
     with pytest.raises(DataError, match="lies outside"):
         unpack(tmp_path / "bad.zip", tmp_path / "raw")
-    assert list((tmp_path / "raw").iterdir()) == []
+    assert left(tmp_path) == []
     assert not (tmp_path / "outside").exists()
 
 
@@ -64,13 +70,11 @@ def test_links_to_the_outside_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_cut_off_archive_is_damaged(tmp_path: Path) -> None:
-    import random
-
     path = tar(tmp_path / "a.tgz", ("x", random.Random(1).randbytes(100_000)))
     path.write_bytes(path.read_bytes()[:50_000])
     with pytest.raises(DataError, match=r"a\.tgz: damaged or unsafe archive .*fetch it again"):
         unpack(path, tmp_path / "raw")
-    assert list((tmp_path / "raw").iterdir()) == []
+    assert left(tmp_path) == []
 
 
 def test_zip(tmp_path: Path) -> None:
@@ -83,3 +87,57 @@ def test_names() -> None:
     assert is_archive("a.tar.gz")
     assert is_archive("a.tgz")
     assert not is_archive("train.de.gz")
+
+
+def test_a_spoilt_byte_is_damage_wherever_it_stands(tmp_path: Path) -> None:
+    """tarfile reads neither the checksum of what is packed nor anything behind a member that it cannot read."""
+    rng = random.Random(1)
+    members = [(f"part-{n}", rng.randbytes(3000).hex().encode()) for n in range(4)]
+    whole = tar(tmp_path / "a.tgz", *members).read_bytes()
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for name, data in members:
+            archive.writestr(name, data)
+    packed = (tmp_path / "a.zip").read_bytes()
+    for trial in range(20):
+        for name, data, last in (("a.tgz", whole, len(whole)), ("a.zip", packed, len(packed) - 400)):
+            spoilt = bytearray(data)
+            spoilt[rng.randrange(60, last)] ^= 1 << rng.randrange(8)
+            path = tmp_path / str(trial) / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(spoilt)
+            with pytest.raises(DataError, match="damaged or unsafe archive"):
+                unpack(path, tmp_path / "raw")
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("suffix", ["tgz", "tar", "tar.xz", "zip"])
+def test_a_page_or_an_archive_without_its_end_is_none(tmp_path: Path, suffix: str) -> None:
+    page = tmp_path / f"page.{suffix}"
+    page.write_text("<html>sign in</html>\n" * 200)
+    with pytest.raises(DataError, match="damaged or unsafe archive"):
+        unpack(page, tmp_path / "raw")
+    with tarfile.open(tmp_path / "whole.tar", "w") as archive:
+        info = tarfile.TarInfo("x")
+        info.size = 512
+        archive.addfile(info, io.BytesIO(b"x" * 512))
+    cut = tmp_path / "cut.tar"
+    cut.write_bytes((tmp_path / "whole.tar").read_bytes()[:1024])  # its member, and nothing behind it
+    with pytest.raises(DataError, match="lacks its end"):
+        unpack(cut, tmp_path / "raw")
+
+
+def test_what_a_killed_process_left_goes(tmp_path: Path) -> None:
+    path = tar(tmp_path / "a.tgz", ("x", b"1"))
+    name = unpack(path, tmp_path / "elsewhere").name
+    (tmp_path / "raw" / f".{name}.abcdefgh").mkdir(parents=True)
+    unpack(path, tmp_path / "raw")
+    assert left(tmp_path) == [name]
+
+
+def test_a_dangling_link_inside_is_no_fault(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    path = tar(tmp_path / "a.tgz", ("x", b"1"), link="nowhere")
+    if "without" in request.node.name:
+        with pytest.raises(DataError, match="is a link"):
+            unpack(path, tmp_path / "raw")
+    else:
+        assert (unpack(path, tmp_path / "raw") / "x").read_bytes() == b"1"

@@ -130,6 +130,14 @@ def test_shards_are_disjoint_and_together_the_whole(corpus: tuple[Ids, Rows], sh
     assert max(counts) - min(counts) <= 2  # one a pool, turned about
 
 
+def test_few_batches_are_shared_evenly_over_epochs(corpus: tuple[Ids, Rows]) -> None:
+    """One batch an epoch: each shard has every other one."""
+    ids, _ = corpus
+    streams = [TrainStream(ids, 3, tokens=10**6, shard=(shard, 2)).batches() for shard in range(2)]
+    epochs = [[cursor.epoch for cursor, _ in islice(stream, 3)] for stream in streams]
+    assert sorted(epochs) == [[1, 3, 5], [2, 4, 6]]
+
+
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.integers(0, 700), shard=st.sampled_from([(0, 1), (0, 2), (1, 2), (2, 3)]))
 def test_going_on_from_any_cursor_equals_never_stopping(

@@ -127,6 +127,26 @@ def test_what_stands_before_the_first_mark_is_a_document_of_its_own(tmp_path):
     assert found(text(tmp_path, "a\n<d>\nb\n"), "en", "marked") == [("0", "a"), ("1", "b")]
 
 
+def test_a_page_is_no_marked_text(tmp_path):
+    with pytest.raises(DataError, match="no line `<d>` opens a document"):
+        found(text(tmp_path, "<html>\nsign in\n</html>\n"), "en", "marked")
+
+
+def test_a_line_of_a_talk_may_begin_in_italics(tmp_path):
+    talk = "<url>x</url>\n<i>Hi</i> there\n<talkid>7</talkid>\n<title>T</title>\n"
+    assert found(text(tmp_path, talk), "en", "xml") == [("1", "<i>Hi</i> there")]
+
+
+def test_chats_of_half_a_character_are_refused_and_names_are_one_line(tmp_path):
+    chat = [{"speaker": "agent", "source": "hi", "target": "hallo"}]
+    path = tmp_path / "chats.json"
+    path.write_text(json.dumps({"a\nb": chat}))
+    assert found(path, "en", "chat") == [("a b", "hi")]
+    path.write_text(json.dumps({"a": [{**chat[0], "source": "\ud83d"}]}))
+    with pytest.raises(DataError, match="is not a file of chats"):
+        found(path, "en", "chat")
+
+
 def test_segments_in_capitals_or_side_by_side(tmp_path):
     wanted = [("x", "a"), ("x", "b"), ("y", "c")]
     given = '<DOC docid="x">\n<p><seg id="1">a</seg> <SEG>b </SEG></p>\n</DOC>\n<DOC docid="y"><seg>c</seg>\n'

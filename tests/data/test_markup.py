@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 
+from attnbench.core.errors import DataError
 from attnbench.data.lines import Line, read_lines
 from attnbench.data.markup import merged_subwords, segments, tagged_talks, talk_segments
 
@@ -50,6 +52,12 @@ def test_segments_are_those_that_sacrebleu_reads(tmp_path: Path) -> None:
     found = list(segments(read_lines(tmp_path / "in.sgm")))
     assert [line.text for line in found] == [line.strip() for line in expected]
     assert [line.number for line in found] == [4, 5]
+
+
+@pytest.mark.parametrize("line", ['<seg id="1">a</seg> <seg id="2">b</seg>', '  <SEG id="1">begun'])
+def test_segments_that_share_a_line_or_do_not_end_are_refused(line: str) -> None:
+    with pytest.raises(DataError, match="line 2: a <seg> that begins a line ends there, alone"):
+        list(segments(lines(f"<doc>\n{line}")))
 
 
 def test_talk_segments_have_straight_apostrophes() -> None:

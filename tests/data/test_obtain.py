@@ -88,6 +88,51 @@ def test_offline_asks_nobody(server, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert server.asked == []
 
 
+def test_a_page_in_place_of_an_archive_sends_on_to_the_next_way(server, tmp_path: Path) -> None:
+    whole = packed(("train.de", b"eins\n"))
+    for folder, data in (("page", b"<html>gone</html>" * 100), ("cut", whole[:-9]), ("good", whole)):
+        (server.folder / folder).mkdir()
+        (server.folder / folder / "a.tgz").write_bytes(data)
+    bad, cut, good = (server.url + f"{folder}/a.tgz" for folder in ("page", "cut", "good"))
+    for remotes in ([[Remote("a.tgz", (bad, cut, good))]], [[Remote("a.tgz", (bad,))], [Remote("a.tgz", (good,))]]):
+        got = obtain(corpus(remotes), tmp_path / f"cache-{len(remotes)}", None)
+        assert got.files.find("train.de").read_bytes() == b"eins\n"
+        assert [each["url"] for each in got.fetched] == [good]
+    with pytest.raises(DataError, match=r"page/a\.tgz: what it sent is no whole archive: it begins with b'<html>gone"):
+        obtain(corpus([[Remote("a.tgz", (bad,))]]), tmp_path / "cache", None)
+    assert not list((tmp_path / "cache").rglob("a.tgz*"))
+
+
+def test_a_copy_of_the_hub_is_told_and_recorded_each_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "raw" / "corpus" / "hub").mkdir(parents=True)
+    url = "hf://datasets/some/where/*.parquet"
+    got = obtain(corpus([[Remote("a.tgz", ())]], Hub({"train": url}, "an edited copy")), tmp_path, None, offline=True)
+    assert got.fetched == [{"name": "train", "url": url, "note": "an edited copy"}]
+    assert "corpus: the hub's copy is used: an edited copy" in caplog.text
+
+
+def test_another_archive_of_a_released_name_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = packed(("train.de", b"eins\n"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a.tgz").write_bytes(data)
+    for known, told in (("md5:" + hashlib.md5(data).hexdigest(), False), ("sha256:" + "0" * 64, True)):
+        obtain(corpus([[Remote("a.tgz", (), known)]]), tmp_path / "cache", tmp_path / "mine")
+        assert ("a.tgz is not the released archive" in caplog.text) == told
+
+
+def test_linked_folders_are_looked_into_once(tmp_path: Path) -> None:
+    store, mine = tmp_path / "store", tmp_path / "mine"
+    (store / "deep").mkdir(parents=True)
+    (store / "deep" / "train.de").write_bytes(b"eins\n")
+    (store / "all.tgz").write_bytes(packed(("train.en", b"one\n")))
+    (store / "deep" / "up").symlink_to(store)  # a loop
+    mine.mkdir()
+    (mine / "link").symlink_to(store)
+    got = obtain(corpus([[Remote("all.tgz", ())]]), tmp_path / "cache", mine)
+    assert got.files.find("train.de").read_bytes() == b"eins\n"
+    assert got.files.find("train.en").read_bytes() == b"one\n"
+
+
 def test_a_folder_of_the_user_is_all_that_is_looked_at(server, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnbench.data.text import cleaner, moses_detokenize, spaced
+from attnbench.data.text import cleaner, moses_detokenize, moses_normalize, printing, spaced
 
 PLAIN = {"moses": True, "normalize": False, "split_hyphens": False, "lowercase": False}
 
@@ -37,3 +37,12 @@ def test_spaced_leaves_single_spaces_alone(text: str) -> None:
     out = spaced(text)
     assert out == spaced(out)
     assert out.split(" ") == (text.split() or [""])
+
+
+def test_what_does_not_print_is_a_space() -> None:
+    """As remove-non-printing-char.perl has it."""
+    clean = moses_normalize("en")
+    assert clean("a\tb") == "a b"
+    assert clean("price\x85more 5\x966") == "price more 5 6"
+    assert clean("foo\xadbar \u200dx") == "foo bar  x"
+    assert printing("naïve “日本”  x") == "naïve “日本”  x"

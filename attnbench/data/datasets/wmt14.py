@@ -43,7 +43,7 @@ class Wmt14EnDe(DatasetSpec):
     )
     expected: ClassVar = MappingProxyType({"test": 3003})
     valid: Literal["newstest2013", "every_100th"] = "newstest2013"
-    """The papers' newstest2013, or every 100th training pair (fairseq)."""
+    """The papers' newstest2013, or every 100th line of the training text, cleaned as it is (fairseq)."""
     news_commentary: Literal["v9", "v12"] = "v9"
     """Which News Commentary: of WMT'14, or the later one that fairseq and others take."""
 
@@ -77,5 +77,8 @@ class Wmt14EnDe(DatasetSpec):
         train = [Part(*files.pair(*([f"{stem}.{language}"] for language in languages))) for stem in stems]
         parts = {"test": [evaluation_part(files, "wmt14/full", "newstest2014", languages)]}
         if self.valid == "every_100th":
-            return {**parts, "train": [part._replace(every=100, held={100: "valid"}) for part in train]}
+            return {
+                **parts,
+                "train": [part._replace(every=100, held={100: "valid"}, held_as_read=True) for part in train],
+            }
         return {**parts, "train": train, "valid": [evaluation_part(files, "wmt13", "newstest2013", languages)]}

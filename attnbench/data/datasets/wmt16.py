@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, Literal
@@ -21,6 +20,7 @@ _SETIMES = (
 )
 _HUB = "hf://datasets/wmt/wmt16/ro-en"
 _CEDILLA = str.maketrans("ŞşŢţ", "ȘșȚț")
+_PLAIN = str.maketrans("ȘșȚțĂăÂâÎî", "SsTtAaAaIi")
 
 
 @datasets.register
@@ -88,6 +88,6 @@ def comma_below(text: str) -> str:
 
 
 def without_diacritics(text: str) -> str:
-    """Romanian letters without breve, circumflex and comma."""
-    parts = unicodedata.normalize("NFD", comma_below(text))
-    return unicodedata.normalize("NFC", "".join(c for c in parts if not unicodedata.combining(c)))
+    """Romanian letters without breve, circumflex and comma (remove-diacritics.py of wmt16-scripts); others as they
+    are."""
+    return comma_below(text).translate(_PLAIN)

@@ -21,6 +21,7 @@ from attnbench.data.tokenizers.base import LEAST_ROWS, TokenizerSpec, Vocabulary
 log = logging.getLogger("attnbench")
 
 _END = "</w>"
+_RESERVED = re.compile("|".join(map(re.escape, (*SPECIALS, _END))))
 _KNOWN_WORDS = 100_000
 _LEAST_ALPHABET, _ALPHABET_SHARE = 128, 8
 """At most an eighth of the rows (and never under 128) are characters; a text with more has its rarest as <unk>."""
@@ -137,10 +138,9 @@ def _tokenizer(model: models.BPE) -> Tokenizer:
 
 
 def _only(alphabet: Sequence[str], texts: Iterable[str], seen: int) -> Iterator[str]:
-    """The texts, without the characters that the alphabet has no room for."""
-    if len(alphabet) == seen:
-        yield from texts
-        return
-    other = re.compile(f"[^{re.escape(''.join(alphabet))}\\s]+")
+    """The texts as merges are learned from them: what the alphabet has no room for parts its neighbours, and so does
+    the first sign of what is spelt like a special token or an end, or a merge would take the place of these."""
+    other = re.compile(f"[^{re.escape(''.join(alphabet))}\\s]+") if len(alphabet) < seen else None
     for text in texts:
-        yield other.sub("", text)
+        text = _RESERVED.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+        yield other.sub(" ", text) if other else text

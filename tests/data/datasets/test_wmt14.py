@@ -35,6 +35,21 @@ def test_every_100th_pair_of_the_whole_for_validation(given, prepared) -> None:
     assert len(data.split("train")) == 238
 
 
+def test_lines_that_are_left_out_count_and_held_ones_are_cleaned(given, prepared) -> None:
+    """As prepare-wmt14en2de.sh does: lines are taken by their number, then both sets are cleaned."""
+    give(given, news="v12")
+    for side, words in (("en", 1), ("de", 9)):  # too unlike in length: the 5th line of all, and the 200th
+        text = [f"europarl-v7 a-{side} {n}\n" for n in range(80)]
+        text[4] = "x " * words + "\n"
+        given.text(f"training/europarl-v7.de-en.{side}", "".join(text))
+        text = [f"news-commentary-v12 a-{side} {n}\n" for n in range(80)]
+        text[39] = "x " * words + "\n"
+        given.text(f"training/news-commentary-v12.de-en.{side}", "".join(text))
+    data = prepared({"kind": "wmt14-en-de", "valid": "every_100th", "news_commentary": "v12"})
+    assert [line.split()[-1] for line in data.split("valid").source] == ["19"]
+    assert len(data.split("train")) == 237
+
+
 def test_text_joined_earlier_and_plain_tests(given, prepared) -> None:
     for name in ("train", "newstest2013", "newstest2014"):
         for side in ("en", "de"):

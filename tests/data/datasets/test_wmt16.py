@@ -34,6 +34,7 @@ def test_diacritics_are_one_thing_on_both_training_and_test(given, prepared, dia
 def test_letters() -> None:
     assert comma_below("ŞşŢţ") == "ȘșȚț"
     assert without_diacritics("ăâîșțşţ ĂÂÎȘȚ") == "aaistst AAIST"
+    assert without_diacritics("Orbán Müller Peña Чайковский") == "Orbán Müller Peña Чайковский"
 
 
 def test_the_sets_of_sacrebleu() -> None:

@@ -136,3 +136,17 @@ def test_no_merges_are_learned_of_an_endless_word(caplog: pytest.LogCaptureFixtu
     assert "1 lines hold words of more than 2,000 characters" in caplog.text
     assert found.encode("aa ab") == wanted.encode("aa ab")
     assert found.decode(found.encode("ba" * 1500)) == "ba" * 1500
+
+
+def test_no_merge_is_spelt_like_a_special_token_or_an_end() -> None:
+    texts = ["<s>a <s>b <pad>c a</w>z b</w>z a </w>"] * 9
+    vocabulary = BpeSpec().learn(lambda: texts, 150)
+    assert not {"".join(pair) for pair in merges_of(vocabulary)} & {"<s>", "<pad>", "a</w>", "b</w>"}
+    for word in ("<s>z", "<pad>", "a</w>z", "</w>"):
+        assert vocabulary.decode(vocabulary.encode(word)) == word
+
+
+def test_what_an_alphabet_has_no_room_for_parts_its_neighbours() -> None:
+    rare = [f"x{chr(0x4E00 + i)}y" for i in range(300)]
+    vocabulary = BpeSpec().learn(lambda: [*rare, *map(chr, range(0x100, 0x180)), "ab"] * 2, 1000)
+    assert ("x", "y</w>") not in merges_of(vocabulary)
