@@ -34,9 +34,8 @@ def obtain(dataset: DatasetSpec, cache: Path, source: Path | None, *, offline: b
     bundles = dataset.bundles()
     if source is not None:
         finder = Finder([source])
-        known = {name: None for name in dataset.wrappers} | {
-            remote.name: remote.checksum for bundle in bundles for remote in bundle
-        }
+        released = {remote.name: remote.checksum for bundle in bundles for remote in bundle}
+        known: dict[str, str | None] = {**dict.fromkeys(dataset.wrappers), **released}
         _unpack_known(source, finder, known, raw)
         return Obtained(finder, [])
     if not bundles:
