@@ -18,8 +18,8 @@ from attnbench.core.lock import making
 
 ARCHIVES = (".tgz", ".tar.gz", ".tar.xz", ".tar", ".zip")
 _PIECE = 1 << 20
-_END = 1024
-"""Zeros that end a tar file, at least."""
+_END = 512
+"""Zeros that end a tar file, at least: some writers leave out the second block of them."""
 _DAMAGE = (
     tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError,
     RuntimeError, NotImplementedError,  # the last two of a zip with a password, or packed in an unknown way
