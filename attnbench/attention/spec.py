@@ -28,6 +28,8 @@ from attnbench.attention.types import ROLES, Backend, Dims, Role
 from attnbench.core.spec import Spec
 
 Budget = int | Literal["inf"]
+MOST = 2**31 - 1
+"""Positions of a budget."""
 
 
 def spend(part: PatternSpec | TransformSpec, budget: int, role: Role) -> PatternSpec | TransformSpec | None:
@@ -76,6 +78,8 @@ class SiteSpec(Spec):
         count = isinstance(raw, int) and not isinstance(raw, bool) and raw >= 1
         if raw is not None and raw != "inf" and not count:
             raise ValueError(f"a budget is a whole number of positions from 1 on, or inf, not {raw!r}")
+        if isinstance(raw, int) and raw > MOST:
+            raise ValueError(f"a budget of {raw} is more positions than there can be; write inf")
         return raw
 
     def _no_taker(self, role: Role) -> str:

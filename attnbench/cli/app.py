@@ -68,7 +68,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(130) from None
         except BrokenPipeError:  # the reader left, as `| head` does; let Python end quietly
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(1) from None
+            raise typer.Exit(0) from None
         except (MemoryError, RuntimeError) as error:
             said = (str(error).strip() or "no more can be had").splitlines()[0]
             if not isinstance(error, MemoryError) and not re.search(
@@ -79,7 +79,8 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(1) from None
         except OSError as error:  # a disk that is full, a folder that may not be written
             place = f"{error.filename}: " if error.filename else ""
-            typer.echo(f"error: {place}{error.strerror or error}", err=True)
+            mend = "; check the path and its permissions, or name another place" if error.filename else ""
+            typer.echo(f"error: {place}{error.strerror or error}{mend}", err=True)
             raise typer.Exit(1) from None
 
     return guard

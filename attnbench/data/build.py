@@ -27,6 +27,8 @@ log = logging.getLogger("attnbench")
 SIDES = ("src", "tgt")
 _REASONS = ("empty", "too_long", "ratio", "overlap")
 _BATCH = 2048
+_FILLED = 0.9
+"""Part of a vocabulary below which it is told that the rest stands empty."""
 _REPORT = 500_000
 
 
@@ -286,6 +288,12 @@ def build(recipe: Recipe, parts: Mapping[str, list[Part]], folder: Path) -> dict
         _warn_of_repeated(recipe.dataset.kind, split, number, counts[split]["kept"], held=split in held)
     log.info("learning the vocabulary")
     source, target = learn_vocabularies(recipe, folder)
+    for side in dict.fromkeys((source, target)):
+        if side.filled < _FILLED * side.rows:
+            log.warning(
+                "%s: the training text gives %s of the %s entries of a vocabulary, and a model has parameters for all; "
+                "ask for fewer below task.tokenizer", recipe.dataset.kind, f"{side.filled:,}", f"{side.rows:,}",
+            )  # fmt: skip
     log.info("writing ids")
     splits: dict[str, dict[str, Any]] = {}
     for split in SPLITS:

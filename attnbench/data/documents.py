@@ -25,6 +25,7 @@ _TAG = re.compile(
     r"""|<seg\b[^>]*>\s*(?P<segment>.*?)\s*</seg>|(?P<unended><seg\b)""",
     re.IGNORECASE,
 )
+_DOC = re.compile(r"<(/?)doc\b", re.IGNORECASE)
 _MARKUP = re.compile(r"\s*</?(?!(?:[ibua]|em|strong|br|su[bp]|font)\b)[a-zA-Z?!]", re.IGNORECASE)
 """What begins a line of mark-up; letters in italics are text."""
 
@@ -134,7 +135,9 @@ def _form(path: Path, names: Path | None) -> Form:
 def _xml(path: Path) -> Iterator[Sentence]:
     """Segments, and lines that are no mark-up. A line may hold any number of tags; each is taken in its turn."""
     number, name, started = 0, "", True
+    within = 0
     for line in read_lines(path):
+        within += sum(-1 if closes else 1 for closes in _DOC.findall(line.text))
         tags = list(_TAG.finditer(line.text))
         if not _MARKUP.match(line.text) and not any(tag["segment"] is not None or tag["unended"] for tag in tags):
             if number and (text := line.text.strip()):
@@ -153,6 +156,8 @@ def _xml(path: Path) -> Iterator[Sentence]:
                     raise DataError(f"{path}:{line.number}: a <seg> stands before the first <doc>; put it into one")
                 started = True
                 yield Sentence(name or str(number), Line(line.number, tag["segment"]))
+    if within > 0:
+        raise DataError(f"{path}: ends within a document, without its </doc>; is the file whole?")
 
 
 def _marked(lines: Iterable[Line]) -> Iterator[Sentence]:

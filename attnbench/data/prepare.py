@@ -104,13 +104,15 @@ def _ready(path: Path, recipe: Recipe, source: Path | None, *, tell: bool = True
     if not (path / MANIFEST).exists():
         return False
     gone = [file for file in recipe.dataset.local_files(source) if not file.exists()]
-    changed = _changed(path, recipe, source)
+    changed, fault = _changed(path, recipe, source), _fault(path, read_manifest(path))
     if tell:
+        if fault is not None:
+            log.warning("%s; preparing again", fault)
         for file in gone:
             log.warning("%s is not here; what was prepared from files of these names before serves: %s", file, path)
         for file in changed:
             log.warning("%s is not what it was when it was prepared; preparing again", file)
-    return not changed
+    return not changed and fault is None
 
 
 def changed_files(recipe: Recipe, cache: Path, source: Path | None) -> list[Path]:
@@ -174,11 +176,19 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def check_files(path: Path, manifest: Mapping[str, Any]) -> None:
     """Raise DataError if a file of a prepared folder is gone or has another size."""
+    fault = _fault(path, manifest)
+    if fault is not None:
+        raise DataError(f"{fault}; delete {path} and run attnbench prepare again")
+
+
+def _fault(path: Path, manifest: Mapping[str, Any]) -> str | None:
     for name, facts in manifest["files"].items():
         file = path / name
-        if not file.exists() or file.stat().st_size != facts["bytes"]:
-            state = "has another size" if file.exists() else "is gone"
-            raise DataError(f"{file}: {state}; delete {path} and run attnbench prepare again")
+        if not file.exists():
+            return f"{file}: is gone"
+        if file.stat().st_size != facts["bytes"]:
+            return f"{file}: has another size"
+    return None
 
 
 def _sources(found: Mapping[str, list[Part]], temporary: Path) -> list[dict[str, Any]]:

@@ -46,10 +46,10 @@ def corpus_bleu(
     return Score(min(score.score, 100.0), _signature(metric, compound_split))  # rounding adds a last digit
 
 
-def corpus_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+def corpus_chrf(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> Score:
     """chrF2 of a corpus of detokenised text (Popovic 2015). Raises ValueError as corpus_bleu does."""
     hypotheses, references = prepare(hypotheses, references)
-    metric = CHRF()
+    metric = CHRF(lowercase=lowercase)
     return Score(metric.corpus_score(hypotheses, [references]).score, _signature(metric, False))
 
 

@@ -60,13 +60,12 @@ class Documents(PairTask):
         plain = data.detokenize(whole)
         plain_sentences = data.detokenize(_all(sentences))
         references = _whole(raw, documents)
-        lowered = [line.lower() for line in references] if self.spec.lowercase else references
         scores = {
             "d_bleu": corpus_bleu(whole, _whole(wanted, documents), self.spec.bleu),
             "d_bleu_13a": corpus_bleu(plain, references, cased),
             "s_bleu": corpus_bleu(_all(sentences), _all(wanted), self.spec.bleu),
             "s_bleu_13a": corpus_bleu(plain_sentences, _all(raw), cased),
-            "chrf": corpus_chrf(plain, lowered),
+            "chrf": corpus_chrf(plain, references, lowercase=self.spec.lowercase),
         }
         values = {name: score.value for name, score in scores.items()}
         values["wrong_counts"] = 100 * wrong / len(lines)

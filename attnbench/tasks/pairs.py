@@ -41,6 +41,8 @@ SENTENCES = 64
 """Sentences at a time, decoded where they are not in batches yet, or taught."""
 LESSON = 1 << 16
 """Tokens of a batch of aligned sources at most, which so many sentences never reach."""
+WIDE_BEAM = 16
+"""Hypotheses a sentence, above which fewer sentences are searched at once."""
 ON_A_GPU = 1 << 15
 """Tokens a side, at least, of a batch that is decoded there: a step of so many takes no longer than one of few."""
 NO_TOKEN = -1
@@ -169,6 +171,7 @@ class PairTask(ABC):
         """A split, or its pairs at `lines`: as much at once as a GPU does in the time of one batch, in halves where its
         memory is too small."""
         most = max(tokens, ON_A_GPU) if next(model.parameters()).device.type == "cuda" else tokens
+        most = _beside(searcher, most)
         decoded: dict[int, Hypothesis] = {}
         full = sys.maxsize  # places of a batch that was too large
         with packed(model, searcher.spec.quantization):
@@ -235,8 +238,9 @@ class PairTask(ABC):
         found = {line: "" for line, ids in enumerate(encoded) if len(ids) == 1}  # nothing is said there
         order = sorted(set(range(len(encoded))) - found.keys(), key=lambda line: len(encoded[line]))
         with packed(model, searcher.spec.quantization):
-            for start in range(0, len(order), SENTENCES):
-                chosen = order[start : start + SENTENCES]
+            sentences = _beside(searcher, SENTENCES)
+            for start in range(0, len(order), sentences):
+                chosen = order[start : start + sentences]
                 rows = [torch.tensor(encoded[line]) for line in chosen]
                 padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD).to(device)
                 best = searcher(model, Source(padded, padded != PAD), self.special)
@@ -273,6 +277,13 @@ def _or_shorter(recipe: Recipe, split: str) -> str:
     if recipe.block is not None:
         return ", or lower task.block"
     return ", or lower task.max_length (in words)" if split == "train" else ""
+
+
+def _beside(searcher: Searcher, most: int) -> int:
+    """How many sentences, or tokens of them, are searched at once where `most` are by a usual beam: a wide one takes
+    the memory of many."""
+    width = getattr(searcher.spec, "size", 1)
+    return max(1, most * WIDE_BEAM // max(width, WIDE_BEAM))
 
 
 def _halves(batch: Batch) -> list[Batch]:

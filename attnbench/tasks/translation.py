@@ -65,7 +65,7 @@ class Translation(PairTask):
         references = self.references(data, split)
         plain, raw = data.detokenize(lines), list(data.split(split).references)
         sacre = corpus_bleu(plain, raw, "13a_lc" if self.spec.lowercase else "13a")
-        chrf = corpus_chrf(plain, [line.lower() for line in raw] if self.spec.lowercase else raw)
+        chrf = corpus_chrf(plain, raw, lowercase=self.spec.lowercase)
         scores = {"bleu": self.bleu(lines, references), "bleu_13a": sacre, "chrf": chrf}
         values = {name: score.value for name, score in scores.items()}
         signatures = {name: score.signature for name, score in scores.items()}

@@ -184,6 +184,11 @@ def test_a_budget_is_a_count_or_inf(budget):
     assert "whole number of positions from 1 on, or inf" in found["default.budget"]
 
 
+def test_a_budget_beyond_every_position_is_refused():
+    found = faults({"default": {"pattern": "window", "budget": 10**20}, "cross": {"pattern": "full"}})
+    assert "more positions than there can be; write inf" in found["default.budget"]
+
+
 # ---- faults ---------------------------------------------------------------------------------------------------------
 
 

@@ -190,7 +190,7 @@ def test_a_reader_that_leaves_early_is_no_error():
     process.stdout.close()
     assert process.stderr is not None
     assert process.stderr.read() == ""
-    process.wait()
+    assert process.wait() == 0
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "koi8-r"])

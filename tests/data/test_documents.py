@@ -127,6 +127,11 @@ def test_what_stands_before_the_first_mark_is_a_document_of_its_own(tmp_path):
     assert found(text(tmp_path, "a\n<d>\nb\n"), "en", "marked") == [("0", "a"), ("1", "b")]
 
 
+def test_a_file_that_ends_within_a_document_is_not_whole(tmp_path):
+    with pytest.raises(DataError, match=r"a\.txt: ends within a document, without its </doc>"):
+        found(text(tmp_path, TED.partition("</doc>\n</srcset>")[0]), "en", "xml")
+
+
 def test_a_page_is_no_marked_text(tmp_path):
     with pytest.raises(DataError, match="no line `<d>` opens a document"):
         found(text(tmp_path, "<html>\nsign in\n</html>\n"), "en", "marked")

@@ -329,6 +329,27 @@ def test_a_manifest_that_is_absent_or_damaged(tmp_path: Path) -> None:
         Data.open(tmp_path)
 
 
+def test_a_prepared_folder_with_a_fault_is_prepared_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = prepare(recipe(tmp_path / "text"), cache=tmp_path / "cache")
+    ids = path / "train.src.ids"
+    whole = ids.read_bytes()
+    ids.write_bytes(whole[:-2])
+    (path / "test.tgt.txt").unlink()
+    assert prepare(recipe(tmp_path / "text"), cache=tmp_path / "cache") == path
+    assert "; preparing again" in caplog.text
+    assert ids.read_bytes() == whole
+    Data.open(path)
+
+
+def test_a_vocabulary_that_stays_empty_for_the_most_part_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepare(recipe(tmp_path / "text", tokenizer={"kind": "bpe", "vocab": 70}), cache=tmp_path / "cache")
+    assert "entries of a vocabulary" not in caplog.text
+    prepare(recipe(tmp_path / "text", tokenizer={"kind": "bpe", "vocab": 9000}), cache=tmp_path / "cache")
+    assert caplog.text.count("of the 9,000 entries of a vocabulary") == 1
+
+
 def test_damage_to_a_prepared_folder_is_told_when_it_is_opened(tmp_path: Path) -> None:
     path = prepare(recipe(tmp_path / "text"), cache=tmp_path / "cache")
     ids = path / "train.src.ids"

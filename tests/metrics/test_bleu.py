@@ -100,6 +100,13 @@ def test_order_of_lines_does_not_matter():
     assert backwards.value == pytest.approx(corpus_bleu(HYPOTHESES, REFERENCES, "13a").value)
 
 
+def test_chrf_of_lower_case_says_so():
+    score = corpus_chrf(["A small Cat"], ["a small CAT"], lowercase=True)
+    assert score.value == pytest.approx(100)
+    assert "case:lc" in score.signature
+    assert corpus_chrf(["A small Cat"], ["a small CAT"]).value < 100
+
+
 @pytest.mark.parametrize("score", [corpus_bleu, corpus_chrf])
 def test_bad_input_is_named(score):
     with pytest.raises(ValueError, match="1 hypotheses cannot be scored against 2 references"):

@@ -18,6 +18,7 @@ from attnbench.data.corpus import Data
 from attnbench.models.base import Seq2SeqModel, Source
 from attnbench.models.transformer import TransformerSpec
 from attnbench.search.base import Hypothesis, SpecialIds
+from attnbench.search.beam import BeamSpec
 from attnbench.search.greedy import GreedySpec
 from attnbench.tasks import pairs as pair_tasks
 from attnbench.tasks.translation import Translation, TranslationSpec
@@ -307,6 +308,14 @@ def test_compounds_are_split_when_asked_for(data):
     split = parse(compound_split=True).bind().score(data, "test", lines)
     assert split.signatures["bleu"] != plain.signatures["bleu"]
     assert split.values["bleu"] == pytest.approx(100)
+
+
+def test_a_wide_beam_takes_fewer_sentences_at_once():
+    narrow, wide, widest = (BeamSpec(size=size).build() for size in (5, 64, 5000))
+    assert pair_tasks._beside(narrow, 4096) == 4096
+    assert pair_tasks._beside(wide, 4096) == 1024
+    assert pair_tasks._beside(widest, 64) == 1
+    assert pair_tasks._beside(GreedySpec().build(), 64) == 64
 
 
 def test_translate_keeps_the_order_of_lines(data, task, monkeypatch):
