@@ -177,10 +177,9 @@ def _write_part(recipe: Recipe, part: Part, split: str, texts: Mapping[str, Spli
         if reason is not None:
             counts[reason] += 1
             continue
-        if part.held_as_read:
-            into = part.held.get((counts["read"] - 1) % part.every + 1, split)
-        elif not pair.document:
-            into = part.held.get((texts[split].place() - 1) % part.every + 1, split)
+        if not pair.document:
+            place = texts[split].place()
+            into = part.held.get(((counts["read"] if part.held_as_read else place) - 1) % part.every + 1, split)
         reference = "" if into == "train" else _reference(recipe, raw, tokenized)
         texts[into].write(source, target, reference, pair.alignment, pair.document)
         if counts["read"] % _REPORT == 0:

@@ -25,9 +25,9 @@ _TAG = re.compile(
     r"""|<seg\b[^>]*>\s*(?P<segment>.*?)\s*</seg>|(?P<unended><seg\b)""",
     re.IGNORECASE,
 )
-_DOC = re.compile(r"<(/?)doc\b", re.IGNORECASE)
-_MARKUP = re.compile(r"\s*</?(?!(?:[ibua]|em|strong|br|su[bp]|font)\b)[a-zA-Z?!]", re.IGNORECASE)
-"""What begins a line of mark-up; letters in italics are text."""
+_MARKUP = re.compile(r"\s*</?[a-zA-Z?!]")
+_STYLED = re.compile(r"\s*</?(?:[ibu]|em|strong)>", re.IGNORECASE)
+"""What may begin a line of text in a talk."""
 
 
 class Sentence(NamedTuple):
@@ -60,7 +60,7 @@ def read_documents(path: Path, language: str, form: Form = "auto", names: Path |
     elif chosen == "xml":
         found = _xml(path)
     else:
-        found = (_marked if chosen == "marked" else _blank)(read_lines(path))
+        found = _marked(path) if chosen == "marked" else _blank(read_lines(path))
     seen: set[str] = set()
     last: str | None = None
     for sentence in found:
@@ -73,10 +73,6 @@ def read_documents(path: Path, language: str, form: Form = "auto", names: Path |
             last = sentence.document
             seen.add(last)
         yield sentence
-    if chosen == "marked" and last == "0":
-        raise DataError(
-            f"{path}: no line `<d>` opens a document, and it was read as `marked`; is it the file it should be?"
-        )
     if last is None:
         raise DataError(
             f"{path}: no sentence found (read as `{chosen}`); say its form: {', '.join(get_args(Form)[1:])}"
@@ -135,11 +131,10 @@ def _form(path: Path, names: Path | None) -> Form:
 def _xml(path: Path) -> Iterator[Sentence]:
     """Segments, and lines that are no mark-up. A line may hold any number of tags; each is taken in its turn."""
     number, name, started = 0, "", True
-    within = 0
     for line in read_lines(path):
-        within += sum(-1 if closes else 1 for closes in _DOC.findall(line.text))
         tags = list(_TAG.finditer(line.text))
-        if not _MARKUP.match(line.text) and not any(tag["segment"] is not None or tag["unended"] for tag in tags):
+        is_text = not _MARKUP.match(line.text) or bool(_STYLED.match(line.text))
+        if is_text and not any(tag["segment"] is not None or tag["unended"] for tag in tags):
             if number and (text := line.text.strip()):
                 started = True
                 yield Sentence(name or str(number), Line(line.number, text))
@@ -156,17 +151,19 @@ def _xml(path: Path) -> Iterator[Sentence]:
                     raise DataError(f"{path}:{line.number}: a <seg> stands before the first <doc>; put it into one")
                 started = True
                 yield Sentence(name or str(number), Line(line.number, tag["segment"]))
-    if within > 0:
-        raise DataError(f"{path}: ends within a document, without its </doc>; is the file whole?")
 
 
-def _marked(lines: Iterable[Line]) -> Iterator[Sentence]:
+def _marked(path: Path) -> Iterator[Sentence]:
     number = 0
-    for line in lines:
+    for line in read_lines(path):
         if line.text.strip() == "<d>":
             number += 1
         else:
             yield Sentence(str(number), line)
+    if not number:
+        raise DataError(
+            f"{path}: no line `<d>` opens a document, and it was read as `marked`; is it the file it should be?"
+        )
 
 
 def _blank(lines: Iterable[Line]) -> Iterator[Sentence]:
@@ -194,10 +191,12 @@ def _chat(path: Path, language: str) -> Iterator[Sentence]:
     try:
         with open_bytes(path) as file:
             chats = json.loads(file.read().decode("utf-8-sig"))
-        utterances = [(spaced(str(name)), said) for name, chat in chats.items() for said in chat]
+        if any(len(name.splitlines()) > 1 for name in chats):
+            raise ValueError("the name of a conversation holds the end of a line")
+        utterances = [(name, said) for name, chat in chats.items() for said in chat]
         own = language == "en"
         texts = [spaced(said["source" if (said["speaker"] == "agent") == own else "target"]) for _, said in utterances]
-        "".join(texts).encode()  # half a character, which JSON can say, is no text
+        "".join([*chats, *texts]).encode()  # half a character, which JSON can say, is no text
     except (ValueError, KeyError, AttributeError, TypeError, EOFError, OSError, zlib.error) as error:
         raise DataError(f"{path}: is not a file of chats ({error!r}); {mend}") from None
     for number, ((name, _), text) in enumerate(zip(utterances, texts, strict=True), 1):

@@ -12,7 +12,7 @@ import pooch
 
 from attnbench.core.errors import DataError
 from attnbench.core.files import write_atomic
-from attnbench.data.archives import is_archive, require_whole
+from attnbench.data.archives import damage, is_archive
 from attnbench.data.datasets.base import Remote
 
 log = logging.getLogger("attnbench")
@@ -69,6 +69,7 @@ def _fetch(remote: Remote, url: str, folder: Path, offline: bool) -> Fetched:
         if offline:
             raise _Failed("offline, and not in the cache")
         _download(remote, url, folder, known)
+    if known is None:
         _require_archive(path)
     sha256 = _hash(path, "sha256")
     if known is None:
@@ -83,15 +84,12 @@ def _fetch(remote: Remote, url: str, folder: Path, offline: bool) -> Fetched:
 
 def _require_archive(path: Path) -> None:
     """A server may answer with a page that says why there is no archive, or end before its end."""
-    if not is_archive(path.name):
-        return
-    try:
-        require_whole(path)
-    except DataError:
+    fault = damage(path) if is_archive(path.name) else None
+    if fault is not None:
         with path.open("rb") as file:
             begins = file.read(24)
         path.unlink()
-        raise _Failed(f"what it sent is no whole archive: it begins with {begins!r}") from None
+        raise _Failed(f"what it sent is no whole archive ({fault}); it begins with {begins!r}")
 
 
 def _download(remote: Remote, url: str, folder: Path, known: str | None) -> None:

@@ -62,14 +62,20 @@ class Finder:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """The files of a folder and of those below it, linked ones too, each folder once."""
-    seen: set[str] = set()
-    for place, folders, names in os.walk(folder, followlinks=True):
-        if (real := os.path.realpath(place)) in seen:  # a link to where the walk has been
-            folders.clear()
-            continue
-        seen.add(real)
-        yield from (path for name in names if (path := Path(place, name)).is_file())
+    """The files of a folder and of those below it, linked ones too."""
+    return _files_below(folder, frozenset())
+
+
+def _files_below(folder: Path, above: frozenset[str]) -> Iterator[Path]:
+    """above: the folders that it is in, to which a link leads no further."""
+    real = os.path.realpath(folder)
+    if real in above:
+        return
+    for path in folder.iterdir():
+        if path.is_dir():
+            yield from _files_below(path, above | {real})
+        elif path.is_file():
+            yield path
 
 
 def bare(name: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from attnbench.core.errors import DataError
 from attnbench.data.lines import Line
 
 _META = re.compile(r"<(?:url|talkid|keywords|speaker|reviewer|translator)\b|</?doc\b")
@@ -24,13 +23,13 @@ def tagged_talks(lines: Iterable[Line]) -> Iterator[Line]:
 def segments(lines: Iterable[Line]) -> Iterator[Line]:
     """The text of each <seg> of NIST XML or SGML that begins a line, entities as they stand (as sacrebleu reads them).
 
-    Raises DataError where it does not end on its line, or another one begins there.
+    Raises ValueError where it does not end on its line, or another one begins there.
     """
     for number, text in lines:
         match = _SEGMENT.match(text)
         begun = len(_BEGUN.findall(text)) if match or _BEGUN.match(text.lstrip()) else 0
         if begun > 1 or (begun and not match):
-            raise DataError(f"line {number}: a <seg> that begins a line ends there, alone; put each on one of its own")
+            raise ValueError(f"line {number}: a <seg> that begins a line ends there, alone; put each on one of its own")
         if match:
             yield Line(number, match[1])
 

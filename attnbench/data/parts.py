@@ -74,8 +74,7 @@ def _beside(pairs: Iterator[Pair], path: Path, field: str, part: Part) -> Iterat
 
 
 def _read_sides(part: Part) -> Iterator[Pair]:
-    sources = iter(part.select(read_lines(part.source)))
-    targets = iter(part.select(read_lines(part.target)))
+    sources, targets = _selected(part, part.source), _selected(part, part.target)
     count = 0
     for source in sources:
         target = next(targets, None)
@@ -86,6 +85,13 @@ def _read_sides(part: Part) -> Iterator[Pair]:
     extra = next(targets, None)
     if extra is not None:
         raise _unequal(part, count, count + 1 + sum(1 for _ in targets), part.target, extra)
+
+
+def _selected(part: Part, path: Path) -> Iterator[Line]:
+    try:
+        yield from part.select(read_lines(path))
+    except ValueError as error:  # what selects has seen no file
+        raise DataError(f"{path}: {error}") from None
 
 
 def _unequal(part: Part, sources: int, targets: int, longer: Path, first: Line) -> DataError:

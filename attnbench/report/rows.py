@@ -12,6 +12,9 @@ from attnbench.core.errors import AttnbenchError
 from attnbench.core.spec import differing
 from attnbench.report.collect import Cell, Scalar
 
+_TRAINING = ("train", "more", "pairs", "news_commentary", "valid", "hold_every")
+"""Fields of datasets that say what to train on, and choose checkpoints by."""
+_OWN_TEXT = ("parallel", "documents")
 WHOLE_CELL = "cell"
 """The axis whose entries may change any part of a cell."""
 
@@ -64,15 +67,12 @@ class Row:
 
     @property
     def corpus(self) -> str:
-        """What it is scored on, as far as its spec tells, in words that are equal where that is the same. Texts to
-        train on are no part of it."""
+        """What it is scored on, as far as its spec tells, in words that are equal where that is the same."""
         spec = next((cell.spec for cell in self.cells if cell.spec.get("task")), None)
-        if spec is None:
-            return repr([(path, value) for path, value in self.axes.items() if path.startswith("task.dataset")])
-        dataset = spec["task"].get("dataset")
-        if isinstance(dataset, Mapping):
-            dataset = {name: value for name, value in dataset.items() if name != "train"}
-        return repr(dataset)
+        if spec is not None:
+            return repr(_tested(spec["task"].get("dataset")))
+        axes = [(path.split("."), value) for path, value in self.axes.items() if path.startswith("task.dataset")]
+        return repr([(path, value) for path, value in axes if len(path) < 3 or path[2] not in _TRAINING])
 
     def coordinate(self, name: str) -> tuple[str | None, Scalar]:
         """(the axis behind it, the value) of `label`, `budget` or a whole dotted path; (None, None) if it has none."""
@@ -82,6 +82,13 @@ class Row:
             if path.rsplit(".", 1)[-1] == name:
                 return path, value
         return None, self.cells[0].row.get(name)
+
+
+def _tested(dataset: Any) -> Any:
+    """What of a dataset's fields its test set hangs on; one without files of its own is a part of the training text."""
+    if not isinstance(dataset, Mapping) or (dataset.get("kind") in _OWN_TEXT and not dataset.get("test")):
+        return dataset
+    return {name: value for name, value in dataset.items() if name not in _TRAINING}
 
 
 def group(cells: Iterable[Cell]) -> list[Row]:

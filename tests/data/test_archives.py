@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attnbench.core.errors import DataError
-from attnbench.data.archives import is_archive, unpack
+from attnbench.data.archives import damage, is_archive, unpack
 
 
 def tar(path: Path, *members: tuple[str, bytes], link: str | None = None) -> Path:
@@ -99,9 +99,9 @@ def test_a_spoilt_byte_is_damage_wherever_it_stands(tmp_path: Path) -> None:
             archive.writestr(name, data)
     packed = (tmp_path / "a.zip").read_bytes()
     for trial in range(20):
-        for name, data, last in (("a.tgz", whole, len(whole)), ("a.zip", packed, len(packed) - 400)):
+        for name, data in (("a.tgz", whole), ("a.zip", packed[: packed.rindex(b"part-3")])):
             spoilt = bytearray(data)
-            spoilt[rng.randrange(60, last)] ^= 1 << rng.randrange(8)
+            spoilt[rng.randrange(60, len(data) - 8)] ^= 1 << rng.randrange(8)
             path = tmp_path / str(trial) / name
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(spoilt)
@@ -124,6 +124,38 @@ def test_a_page_or_an_archive_without_its_end_is_none(tmp_path: Path, suffix: st
     cut.write_bytes((tmp_path / "whole.tar").read_bytes()[:1024])  # its member, and nothing behind it
     with pytest.raises(DataError, match="lacks its end"):
         unpack(cut, tmp_path / "raw")
+
+
+def test_a_header_that_cannot_be_read_is_not_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as archive:
+        for name in "abc":
+            info = tarfile.TarInfo(name)
+            info.size = 512
+            archive.addfile(info, io.BytesIO(b"x" * 512))
+    data = bytearray(path.read_bytes())
+    data[2 * 1024] ^= 1  # the name of c, which its header's sum is of
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="the member at byte 2,048 cannot be read"):
+        unpack(path, tmp_path / "raw")
+    assert "2,048" in str(damage(path))
+
+
+@pytest.mark.parametrize("name", ["a.tgz", "a.tar", "a.tar.xz"])
+@pytest.mark.parametrize(
+    ("packing", "behind"),  # tarfile reads nothing behind xz, and zeros alone behind gzip
+    [("", b""), ("", b"junk"), ("gz", b""), ("gz", b"\0" * 512), ("xz", b""), ("bz2", b""), ("bz2", b"junk")],
+)
+def test_how_it_is_packed_is_told_by_its_content(tmp_path: Path, packing: str, name: str, behind: bytes) -> None:
+    """A server may unpack what it sends; and tools leave alone what stands behind the end."""
+    path = tmp_path / name
+    with tarfile.open(path, f"w:{packing}") as archive:
+        info = tarfile.TarInfo("x")
+        info.size = 3
+        archive.addfile(info, io.BytesIO(b"abc"))
+    path.write_bytes(path.read_bytes() + behind)
+    assert damage(path) is None
+    assert (unpack(path, tmp_path / "raw") / "x").read_bytes() == b"abc"
 
 
 def test_what_a_killed_process_left_goes(tmp_path: Path) -> None:

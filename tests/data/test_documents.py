@@ -127,29 +127,29 @@ def test_what_stands_before_the_first_mark_is_a_document_of_its_own(tmp_path):
     assert found(text(tmp_path, "a\n<d>\nb\n"), "en", "marked") == [("0", "a"), ("1", "b")]
 
 
-def test_a_file_that_ends_within_a_document_is_not_whole(tmp_path):
-    with pytest.raises(DataError, match=r"a\.txt: ends within a document, without its </doc>"):
-        found(text(tmp_path, TED.partition("</doc>\n</srcset>")[0]), "en", "xml")
-
-
 def test_a_page_is_no_marked_text(tmp_path):
     with pytest.raises(DataError, match="no line `<d>` opens a document"):
         found(text(tmp_path, "<html>\nsign in\n</html>\n"), "en", "marked")
 
 
+def test_a_mark_at_the_end_opens_a_document_though_none_follows(tmp_path):
+    assert found(text(tmp_path, "a\n<d>\n"), "en", "marked") == [("0", "a")]
+
+
 def test_a_line_of_a_talk_may_begin_in_italics(tmp_path):
-    talk = "<url>x</url>\n<i>Hi</i> there\n<talkid>7</talkid>\n<title>T</title>\n"
+    talk = "<url>x</url>\n<i>Hi</i> there\n<br>\n<talkid>7</talkid>\n<title>T</title>\n"
     assert found(text(tmp_path, talk), "en", "xml") == [("1", "<i>Hi</i> there")]
+    with pytest.raises(DataError, match="a mark-up that is not known"):
+        found(text(tmp_path, "<b>Sign in</b>\n"), "en", "auto")
 
 
-def test_chats_of_half_a_character_are_refused_and_names_are_one_line(tmp_path):
+def test_chats_of_half_a_character_and_names_of_two_lines_are_refused(tmp_path):
     chat = [{"speaker": "agent", "source": "hi", "target": "hallo"}]
     path = tmp_path / "chats.json"
-    path.write_text(json.dumps({"a\nb": chat}))
-    assert found(path, "en", "chat") == [("a b", "hi")]
-    path.write_text(json.dumps({"a": [{**chat[0], "source": "\ud83d"}]}))
-    with pytest.raises(DataError, match="is not a file of chats"):
-        found(path, "en", "chat")
+    for chats in ({"a\nb": chat}, {"a": [{**chat[0], "source": "\ud83d"}]}, {"\ud83d": chat}):
+        path.write_text(json.dumps(chats))
+        with pytest.raises(DataError, match="is not a file of chats"):
+            found(path, "en", "chat")
 
 
 def test_segments_in_capitals_or_side_by_side(tmp_path):

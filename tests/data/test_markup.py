@@ -8,6 +8,7 @@ from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 from attnbench.core.errors import DataError
 from attnbench.data.lines import Line, read_lines
 from attnbench.data.markup import merged_subwords, segments, tagged_talks, talk_segments
+from attnbench.data.parts import Part, read_pairs
 
 
 def lines(text: str) -> list[Line]:
@@ -55,9 +56,11 @@ def test_segments_are_those_that_sacrebleu_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ['<seg id="1">a</seg> <seg id="2">b</seg>', '  <SEG id="1">begun'])
-def test_segments_that_share_a_line_or_do_not_end_are_refused(line: str) -> None:
-    with pytest.raises(DataError, match="line 2: a <seg> that begins a line ends there, alone"):
-        list(segments(lines(f"<doc>\n{line}")))
+def test_segments_that_share_a_line_or_do_not_end_are_refused(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "a.sgm"
+    path.write_text(f"<doc>\n{line}")
+    with pytest.raises(DataError, match=r"a\.sgm: line 2: a <seg> that begins a line ends there, alone"):
+        list(read_pairs(Part(path, path, select=segments)))
 
 
 def test_talk_segments_have_straight_apostrophes() -> None:

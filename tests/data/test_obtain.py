@@ -98,7 +98,9 @@ def test_a_page_in_place_of_an_archive_sends_on_to_the_next_way(server, tmp_path
         got = obtain(corpus(remotes), tmp_path / f"cache-{len(remotes)}", None)
         assert got.files.find("train.de").read_bytes() == b"eins\n"
         assert [each["url"] for each in got.fetched] == [good]
-    with pytest.raises(DataError, match=r"page/a\.tgz: what it sent is no whole archive: it begins with b'<html>gone"):
+    with pytest.raises(
+        DataError, match=r"page/a\.tgz: what it sent is no whole archive \(.*\); it begins with b'<html>gone"
+    ):
         obtain(corpus([[Remote("a.tgz", (bad,))]]), tmp_path / "cache", None)
     assert not list((tmp_path / "cache").rglob("a.tgz*"))
 
@@ -128,7 +130,10 @@ def test_linked_folders_are_looked_into_once(tmp_path: Path) -> None:
     (store / "deep" / "up").symlink_to(store)  # a loop
     mine.mkdir()
     (mine / "link").symlink_to(store)
+    (store / "another").symlink_to(store / "deep")
     got = obtain(corpus([[Remote("all.tgz", ())]]), tmp_path / "cache", mine)
+    assert got.files.find("deep/train.de") is not None
+    assert got.files.find("another/train.de") is not None
     assert got.files.find("train.de").read_bytes() == b"eins\n"
     assert got.files.find("train.en").read_bytes() == b"one\n"
 

@@ -155,6 +155,24 @@ def test_rows_of_other_corpora_are_not_compared(run_folder):
     assert {row: rank.kind for (row, _), rank in ranks.items()} == {"b": "best", "c": "worse"}
 
 
+@pytest.mark.parametrize(
+    ("datasets", "compared"),
+    [
+        (({"kind": "parallel", "train": "x", "test": "t"}, {"kind": "parallel", "train": "y", "test": "t"}), True),
+        (({"kind": "parallel", "train": "x", "test": "t"}, {"kind": "parallel", "train": "x", "test": "u"}), False),
+        (({"kind": "parallel", "train": "x"}, {"kind": "parallel", "train": "y"}), False),  # tests are held out of it
+        (({"kind": "demo", "pairs": 100}, {"kind": "demo", "pairs": 900}), True),
+        (("multi30k-de-en", "multi30k-fr-en"), False),
+    ],
+)
+def test_a_corpus_is_what_the_scores_are_of(run_folder, datasets, compared: bool):
+    run = run_folder()
+    for name, dataset in zip("ab", datasets, strict=True):
+        folder = run.add(name, 1, 30.0 + (name == "b"), axes={"task.dataset.x": name}, data=name * 12)
+        (folder / "spec.yaml").write_text(json.dumps({"task": {"dataset": dataset}}))
+    assert bool(report(run.grid(), lambda metric, best, other: 0.001).ranks) == compared
+
+
 def test_one_run_under_two_labels_has_taken_its_time_once(run_folder):
     run = run_folder()
     for label in "ab":
