@@ -71,7 +71,11 @@ def _files_below(folder: Path, above: frozenset[str]) -> Iterator[Path]:
     real = os.path.realpath(folder)
     if real in above:
         return
-    for path in folder.iterdir():
+    try:
+        entries = list(folder.iterdir())
+    except PermissionError:  # as the lost+found of a disk
+        return
+    for path in entries:
         if path.is_dir():
             yield from _files_below(path, above | {real})
         elif path.is_file():

@@ -81,7 +81,7 @@ def _unpack_known(folder: Path, finder: Finder, known: Mapping[str, str | None],
                 log.warning("%s is not the released archive; its results cannot be set beside others'", path)
             inside = unpack(path, raw)
             finder.add(inside)
-            _unpack_known(inside, finder, {name: sum_ for name, sum_ in known.items() if name != path.name}, raw)
+            _unpack_known(inside, finder, {name: known[name] for name in known.keys() - {path.name}}, raw)
 
 
 def advice(dataset: DatasetSpec, what: str, tried: list[tuple[str, str]], names: list[str]) -> str:

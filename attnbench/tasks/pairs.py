@@ -171,7 +171,7 @@ class PairTask(ABC):
         """A split, or its pairs at `lines`: as much at once as a GPU does in the time of one batch, in halves where its
         memory is too small."""
         most = max(tokens, ON_A_GPU) if next(model.parameters()).device.type == "cuda" else tokens
-        most = _beside(searcher, most)
+        most = _at_once(searcher, most)
         decoded: dict[int, Hypothesis] = {}
         full = sys.maxsize  # places of a batch that was too large
         with packed(model, searcher.spec.quantization):
@@ -238,7 +238,7 @@ class PairTask(ABC):
         found = {line: "" for line, ids in enumerate(encoded) if len(ids) == 1}  # nothing is said there
         order = sorted(set(range(len(encoded))) - found.keys(), key=lambda line: len(encoded[line]))
         with packed(model, searcher.spec.quantization):
-            sentences = _beside(searcher, SENTENCES)
+            sentences = _at_once(searcher, SENTENCES)
             for start in range(0, len(order), sentences):
                 chosen = order[start : start + sentences]
                 rows = [torch.tensor(encoded[line]) for line in chosen]
@@ -279,7 +279,7 @@ def _or_shorter(recipe: Recipe, split: str) -> str:
     return ", or lower task.max_length (in words)" if split == "train" else ""
 
 
-def _beside(searcher: Searcher, most: int) -> int:
+def _at_once(searcher: Searcher, most: int) -> int:
     """How many sentences, or tokens of them, are searched at once where `most` are by a usual beam: a wide one takes
     the memory of many."""
     width = getattr(searcher.spec, "size", 1)

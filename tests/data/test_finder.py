@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,23 @@ def test_all_missing_names_are_kept(tmp_path: Path) -> None:
 def test_an_earlier_folder_goes_first(tmp_path: Path) -> None:
     make(tmp_path, "one/a", "two/a")
     assert Finder([tmp_path / "two", tmp_path / "one"]).find("a") == tmp_path / "two/a"
+
+
+def test_a_folder_that_may_not_be_read_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("closed", "open"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.de").touch()
+    real = Path.iterdir
+
+    def iterdir(folder: Path) -> Iterator[Path]:
+        if folder.name == "closed":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return real(folder)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    files = Finder([tmp_path])
+    assert files.find("open.de") is not None
+    assert files.find("closed.de") is None
 
 
 def test_no_such_folder(tmp_path: Path) -> None:

@@ -312,10 +312,10 @@ def test_compounds_are_split_when_asked_for(data):
 
 def test_a_wide_beam_takes_fewer_sentences_at_once():
     narrow, wide, widest = (BeamSpec(size=size).build() for size in (5, 64, 5000))
-    assert pair_tasks._beside(narrow, 4096) == 4096
-    assert pair_tasks._beside(wide, 4096) == 1024
-    assert pair_tasks._beside(widest, 64) == 1
-    assert pair_tasks._beside(GreedySpec().build(), 64) == 64
+    assert pair_tasks._at_once(narrow, 4096) == 4096
+    assert pair_tasks._at_once(wide, 4096) == 1024
+    assert pair_tasks._at_once(widest, 64) == 1
+    assert pair_tasks._at_once(GreedySpec().build(), 64) == 64
 
 
 def test_translate_keeps_the_order_of_lines(data, task, monkeypatch):
