@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from attnbench.bench.plot import draw
 from attnbench.bench.results import SCHEMA, Section, as_json, head_lines, markdown, ratios, tables
 from attnbench.core import native, processor
 from attnbench.core.errors import MissingExtraError, SpecError
-from attnbench.core.files import write_atomic
+from attnbench.core.files import require_writable, write_atomic
 from attnbench.core.spec import unknown
 from attnbench.core.version import version
 from attnbench.train.runtime import choose_device, choose_runtime, use_device, use_threads
@@ -98,8 +97,8 @@ def run(
     rounds: int, quick: bool, against: str | None, size: str | None, command: str,
     earlier: dict[str, Any] | None = None, folder: Path | None = None, keep: Callable[[Report], None] | None = None,
 ) -> Report:  # fmt: skip
-    """Measure each of `what` (keys of PLANS). earlier: what it will be compared with. folder: is made. keep: called
-    with all that is measured so far, whenever that is more.
+    """Measure each of `what` (keys of PLANS). earlier: what it will be compared with. folder: where what is
+    measured will be written. keep: called with all that is measured so far, whenever that is more.
 
     Raises SpecError and MissingExtraError before anything is timed, AttnbenchError where a case cannot be.
     """
@@ -117,7 +116,7 @@ def run(
             "measure fp32"
         )
     if folder is not None:
-        _make(folder)
+        require_writable(folder, "--out", folder=True)
     choices: list[Choice] = set_up(runtime)
     made = signature(runtime)
     if earlier is not None:
@@ -196,13 +195,3 @@ def _is_measurement(document: dict[str, Any]) -> bool:
     except (KeyError, TypeError):
         return False
     return sound and all(isinstance(document.get(name), dict) for name in ("signature", "peers"))
-
-
-def _make(folder: Path) -> None:
-    """Raises SpecError where it cannot be made, or nothing can be written to it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SpecError(f"--out {folder}: it cannot be made ({error.strerror}); name another folder") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise SpecError(f"--out {folder}: nothing can be written there; name another folder")

@@ -44,12 +44,16 @@ def align(
     Example: attnbench align test.de test.en --load de-en.npz --gold test.gold
     """
     from attnbench.core.errors import SpecError
+    from attnbench.core.files import require_writable
     from attnbench.data.alignment.links import format_links, read_gold, write_links
     from attnbench.data.alignment.tools import align_text, method_of, read_sides
 
     text, chosen = read_sides(source, target), method_of(method)
     if gold is None and gold_first:
         raise SpecError("--gold-first counts the words of gold links; name them with --gold FILE")
+    for option, file in (("--out", out), ("--save", save)):
+        if file is not None:
+            require_writable(file, option, folder=False)
     right = read_gold(gold, *text, first=gold_first) if gold else []  # first of all: a mistake there costs no training
     learned = read_sides(*train) if train else None
     found = align_text(text, chosen, tool=tool.value, train=learned, lowercase=lowercase, save=save, load=load)

@@ -90,12 +90,9 @@ def settings(
     runs: Path, jobs: int = 1, device: str | None = None, fresh: bool = False, source: Path | None = None,
     offline: bool = False,
 ) -> Settings:  # fmt: skip
-    from attnbench.core.errors import SpecError
     from attnbench.core.files import cache_root
     from attnbench.experiment.session import Settings
 
-    if runs.exists() and not runs.is_dir():
-        raise SpecError(f"--runs {runs}: this is a file; name a folder, which is made if need be")
     bars = log_console() if sys.stderr.isatty() and logging.getLogger("attnbench").isEnabledFor(logging.INFO) else None
     return Settings(runs, cache_root(), jobs, device, fresh, source, offline, bars)
 
@@ -126,6 +123,7 @@ def packaged_spec(name: str) -> Path:
 
 def conduct(experiment: Experiment, chosen: Settings, *, dry: bool, as_json: bool) -> None:
     """Run the grid and print its table, or with `dry` what would run. Exits with 1 when a cell failed."""
+    from attnbench.core.files import require_writable
     from attnbench.experiment.session import dry_run, root_of, run_grid
     from attnbench.experiment.unused import unused
     from attnbench.train.runtime import choose_device
@@ -137,12 +135,13 @@ def conduct(experiment: Experiment, chosen: Settings, *, dry: bool, as_json: boo
     if dry:
         show_dry_run(dry_run(experiment, chosen), as_json=as_json)
         return
+    root = root_of(experiment, chosen)
+    require_writable(root, "--runs", folder=True)
     logger = logging.getLogger("attnbench")
     failures = 0
     command = " ".join(["attnbench", *sys.argv[1:]])
     from attnbench.report.table import render, render_terminal, write_results
 
-    root = root_of(experiment, chosen)
     for outcome in run_grid(experiment, chosen, command):
         if outcome.error is not None:
             failures += 1

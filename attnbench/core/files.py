@@ -31,6 +31,23 @@ def cache_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "attnbench"
 
 
+def require_writable(path: Path, option: str, *, folder: bool) -> None:
+    """Raise SpecError where a folder (else a file) `path`, which need not be there, cannot be written: said before
+    work that would be lost. option: what named the path."""
+    if path.exists() and path.is_dir() != folder:
+        mend = "this is a file; name a folder, which is made if need be" if folder else "this is a folder; name a file"
+        raise SpecError(f"{option} {path}: {mend}")
+    at, rights = path, os.W_OK
+    if not path.exists() or path.is_file():  # it is made, or another takes its place: in its folder
+        at = next(each for each in path.resolve().parents if each.exists())
+    if at.is_dir():
+        rights |= os.X_OK
+    elif at != path:
+        raise SpecError(f"{option} {path}: {at} is a file; name another place")
+    if not os.access(at, rights):
+        raise SpecError(f"{option} {path}: nothing can be written to {at}; name another place")
+
+
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write `content` to `path`: a reader sees the old file or the whole new one, never a part.
 

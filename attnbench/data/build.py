@@ -90,9 +90,10 @@ def write_texts(recipe: Recipe, parts: Mapping[str, list[Part]], folder: Path) -
     for split, number in counts.items():
         if number["kept"] == 0 and number["read"] == 0 and not parts.get(split):
             what = f"{texts['train'].passed:,} {'documents' if recipe.dataset.documents else 'pairs'}"
+            lower = "lower task.dataset.hold_every, or " * ("hold_every" in type(recipe.dataset).model_fields)
             raise DataError(
-                f"nothing of the training text, {what}, was held out for {split}; lower "
-                f"task.dataset.hold_every, or give files for {split}"
+                f"nothing of the training text, {what}, was held out for {split}; {lower}give more, or files for "
+                f"{split}"
             )
         if number["kept"] == 0:
             files = dict.fromkeys(each for part in parts.get(split, []) for each in part.made_from or part[:2])

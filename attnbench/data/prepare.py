@@ -175,7 +175,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def check_files(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Raise DataError if a file of a prepared folder is gone or has another size."""
+    """Raise DataError if a file of a prepared folder is gone or holds other bytes than it was made with."""
     fault = _fault(path, manifest)
     if fault is not None:
         raise DataError(f"{fault}; delete {path} and run attnbench prepare again")
@@ -188,6 +188,8 @@ def _fault(path: Path, manifest: Mapping[str, Any]) -> str | None:
             return f"{file}: is gone"
         if file.stat().st_size != facts["bytes"]:
             return f"{file}: has another size"
+        if _hashed(file)["sha256"] != facts["sha256"]:  # a spoilt id trains another model, or is none of the vocabulary
+            return f"{file}: holds other bytes than were prepared"
     return None
 
 

@@ -110,7 +110,7 @@ def _load(model: torch.nn.Module, checkpoints: Path, spec: CellSpec, step: int |
     """again: the override by which weights are chosen anew, whatever a finished cell was scored with."""
     steps = checkpoint_steps(checkpoints)
     if not steps:
-        raise DataError(f"{checkpoints}: there are no checkpoints; {_why_none(checkpoints.parent / 'result.json')}")
+        raise DataError(f"{checkpoints}: there are no checkpoints; {_why_none(checkpoints.parent)}")
     if step is not None:
         if step not in steps:
             raise SpecError(f"--step {step}: {unknown('checkpoint', str(step), [str(each) for each in steps])}")
@@ -142,15 +142,29 @@ def _last_validated(checkpoints: Path, count: int) -> list[int]:
     return sorted({line["step"] for line in log if "valid/loss" in line})[-count:]
 
 
-def _why_none(result: Path) -> str:
+def _why_none(cell: Path) -> str:
+    result = cell / RESULT
     outcome = read_json(result, RUN_AGAIN).get("outcome", {}) if result.exists() else {}
     if outcome.get("kind") == "diverged":
         return f"the training {outcome['text']}; train it again at a lower rate, clipped, or in fp32"
+    if (trained := _trained_elsewhere(cell)) is not None:
+        return f"the same run was trained for another table; name {trained}"
     if outcome:
         return (
             "the result came from another table, or they were removed; name the cell that was trained, or run --fresh"
         )
     return "train the cell first"
+
+
+def _trained_elsewhere(cell: Path) -> Path | None:
+    """The cell of the same run in a table near by (names have one part or two) that still has its checkpoints."""
+    cell = cell.absolute()
+    same = f"{CELLS}/*-{cell.name.rpartition('-')[-1]}/{CHECKPOINTS}"
+    for near in cell.parents[2:4]:
+        for found in sorted([*near.glob(f"*/{same}"), *near.glob(f"*/*/{same}")]):
+            if found.parent != cell and checkpoint_steps(found):
+                return found.parent.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found.parent
+    return None
 
 
 def _evaluated(result: Path) -> list[int]:

@@ -96,6 +96,8 @@ class GridSpec(Spec):
     @field_validator("seeds")
     @classmethod
     def _distinct(cls, seeds: list[int]) -> list[int]:
+        if not seeds:
+            raise ValueError("no seed stands here; list some, or leave it out for the cell's own")
         if len(set(seeds)) != len(seeds) or any(seed < 0 for seed in seeds):
             raise ValueError(f"seeds are different whole numbers from 0 on, not {seeds}")
         return seeds

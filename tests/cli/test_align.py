@@ -96,6 +96,8 @@ def test_empty_files_and_empty_lines(invoke):
     (["test.en", "test.xx", "--gold", "test.en"], 4, "test.en:1: "),
     (["test.en", "test.xx", "--train", "train.en"], 2, "requires 2 arguments"),
     (["test.en", "test.xx", "--gold-first", "1"], 2, "name them with --gold"),
+    (["test.en", "test.xx", "--out", "test.en/links"], 2, "test.en is a file; name another place"),
+    (["test.en", "test.xx", "--save", "."], 2, "--save .: this is a folder; name a file"),
 ])  # fmt: skip
 def test_mistakes_are_named(invoke, monkeypatch, arguments, code, message):
     monkeypatch.setitem(sys.modules, "eflomal", None)

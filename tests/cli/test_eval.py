@@ -1,4 +1,4 @@
-"""`attnbench eval --align`: attention as word alignment."""
+"""`attnbench eval`: splits, texts and alignments of a trained cell, and what it says where that cannot be."""
 
 from __future__ import annotations
 
@@ -85,6 +85,19 @@ def test_the_training_split_cannot_be_scored(invoke, cell, monkeypatch):
 def test_a_result_without_its_checkpoints_says_why(invoke, cell):
     shutil.rmtree(cell / "checkpoints")
     assert "the result came from another table, or they were removed" in invoke("eval", cell, code=4).stderr
+
+
+def test_where_the_same_run_was_trained_is_named(invoke, cell, tmp_path, monkeypatch):
+    """A result taken over from another table has no checkpoints."""
+    for name in ("other", "group/other"):
+        taken = tmp_path / "runs" / name / "cells" / cell.name
+        shutil.copytree(cell, taken, ignore=shutil.ignore_patterns("checkpoints"))
+        told = invoke("eval", taken, code=4).stderr
+        assert f"the same run was trained for another table; name {cell.relative_to(tmp_path)}\n" in told
+        monkeypatch.chdir(taken)
+        assert f"name {cell}\n" in invoke("eval", taken, code=4).stderr
+        monkeypatch.chdir(tmp_path)
+    assert "test/bleu" in invoke("eval", told.split("name ")[1].strip()).stdout
 
 
 def test_a_line_that_is_too_long_is_named(invoke, cell):

@@ -185,7 +185,7 @@ def test_bfloat16_is_measured_where_it_would_be_used(invoke, monkeypatch):
     (("--threads", "4096"), "cores can be used here; give that many at most"),
     (("--tolerance", "1.5"), "--tolerance"),
     (("--tolerance", "0.5"), "--tolerance is of a comparison; name the earlier measurement with --compare FILE"),
-    (("--out", "other.json"), "--out other.json: it cannot be made (File exists); name another folder"),
+    (("--out", "other.json"), "--out other.json: this is a file; name a folder, which is made if need be"),
 ])  # fmt: skip
 def test_bad_options_before_anything_is_timed(invoke, monkeypatch, options, said):
     Path("other.json").write_text("[1]")

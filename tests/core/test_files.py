@@ -20,6 +20,7 @@ from attnbench.core.files import (
     read_json,
     read_jsonl,
     remove_folder,
+    require_writable,
     sweep,
     write_atomic,
     write_json,
@@ -244,6 +245,35 @@ def test_a_link_stays_one_and_what_is_no_file_is_written_to(tmp_path: Path):
     assert os.read(reader, 99) == b"through"
     os.close(reader)
     os.close(writer)
+
+
+def test_a_place_is_tried_before_anything_is_written_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "made" / "there")
+    reader, writer = os.pipe()
+    for folder, name in [
+        (True, "."), (True, "not/yet"), (False, "file"), (False, "not/yet"), (False, "link"),
+        (False, f"/dev/fd/{writer}"), (False, "/dev/null"),
+    ]:  # fmt: skip
+        require_writable(tmp_path / name, "--out", folder=folder)
+    os.close(reader)
+    os.close(writer)
+    assert sorted(os.listdir(tmp_path)) == ["file", "link"]
+    for folder, name, said in [
+        (True, "file", "file: this is a file; name a folder, which is made if need be"),
+        (True, "file/below", "file is a file; name another place"),
+        (False, "file/below/it", "file is a file; name another place"),
+        (False, ".", ": this is a folder; name a file"),
+    ]:
+        with pytest.raises(SpecError, match=f"--out .*{said}$"):
+            require_writable(tmp_path / name, "--out", folder=folder)
+    tried: list[tuple[Path, int]] = []
+    monkeypatch.setattr("os.access", lambda at, rights: tried.append((at, rights)))
+    for folder, name in ((True, "not/yet"), (False, "file"), (False, "/dev/null")):
+        with pytest.raises(SpecError, match=r"nothing can be written to /.*; name another place$"):
+            require_writable(tmp_path / name, "--out", folder=folder)
+    rights = os.W_OK | os.X_OK
+    assert tried == [(tmp_path, rights), (tmp_path, rights), (Path("/dev/null"), os.W_OK)]
 
 
 def test_damaged_json_is_named_with_its_mend(tmp_path: Path):

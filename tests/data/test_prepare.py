@@ -357,6 +357,9 @@ def test_damage_to_a_prepared_folder_is_told_when_it_is_opened(tmp_path: Path) -
     ids.write_bytes(whole[:-2])
     with pytest.raises(DataError, match=r"train\.src\.ids: has another size; delete .* and run attnbench prepare"):
         Data.open(path)
+    ids.write_bytes(whole[:-1] + bytes([whole[-1] ^ 64]))
+    with pytest.raises(DataError, match=r"train\.src\.ids: holds other bytes than were prepared; delete"):
+        Data.open(path)
     ids.unlink()
     with pytest.raises(DataError, match=r"train\.src\.ids: is gone; delete"):
         Data.open(path)

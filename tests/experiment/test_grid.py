@@ -205,6 +205,7 @@ def test_a_resolved_cell_read_back_is_the_same_cell(bench: Any):
         ("grid:\n  axes:\n    model.norm: pre\n", "spec.yaml:13: grid.axes.model.norm: ", "list"),
         ("grid:\n  axes:\n    seed: [1]\n", "spec.yaml:13: grid.axes.seed: ", "grid.seeds"),
         ("grid:\n  seeds: [1, 1]\n", "spec.yaml:12: grid.seeds: ", "different"),
+        ("grid:\n  seeds: []\n", "spec.yaml:12: grid.seeds: ", "no seed stands here"),
         ("grid:\n  seeds: [-1]\n", "spec.yaml:12: grid.seeds: ", "from 0 on"),
         ("grid:\n  seeds: [1]\n  more_seeds:\n    8: [1]\n", "spec.yaml:14: grid.more_seeds: ", "unknown label '8'"),
         ("grid:\n  more_seeds:\n    8: []\n", "spec.yaml:12: grid.more_seeds: ", "the cells of '8' would have no seed"),

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import pytest
+
+from attnbench.core.errors import DataError
 from attnbench.data.datasets.base import datasets
 
 
@@ -7,10 +10,10 @@ def sgml(text: str) -> str:
     return f'<srcset setid="x">\n<doc docid="1">\n<p>\n<seg id="1">{text}</seg>\n</p>\n</doc>\n</srcset>\n'
 
 
-def give(given, news: str = "v9") -> None:
+def give(given, news: str = "v9", pairs: int = 80) -> None:
     for stem, folder in (("europarl-v7", "training"), ("commoncrawl", "."), (f"news-commentary-{news}", "training")):
         for side in ("en", "de"):
-            given.text(f"{folder}/{stem}.de-en.{side}", "".join(f"{stem} a-{side} {n}\n" for n in range(80)))
+            given.text(f"{folder}/{stem}.de-en.{side}", "".join(f"{stem} a-{side} {n}\n" for n in range(pairs)))
     for side, kind in (("en", "src"), ("de", "ref")):
         given.text(f"test-full/newstest2014-deen-{kind}.{side}.sgm", sgml(f"2014 {side}"))
         given.text(f"test/newstest2013-src.{side}.sgm", sgml(f"2013 {side}"))
@@ -33,6 +36,12 @@ def test_every_100th_pair_of_the_whole_for_validation(given, prepared) -> None:
     data = prepared({"kind": "wmt14-en-de", "valid": "every_100th", "news_commentary": "v12"})
     assert [line.split()[-1] for line in data.split("valid").source] == ["19", "39"]  # lines 100 and 200 of 240
     assert len(data.split("train")) == 238
+
+
+def test_too_few_pairs_to_hold_any_are_told_without_options_that_it_has_not(given, prepared) -> None:
+    give(given, news="v12", pairs=25)
+    with pytest.raises(DataError, match=r"75 pairs, was held out for valid; give more, or files for valid$"):
+        prepared({"kind": "wmt14-en-de", "valid": "every_100th", "news_commentary": "v12"})
 
 
 def test_lines_that_are_left_out_count_and_held_ones_are_cleaned(given, prepared) -> None:
