@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from attnbench.experiment.grid import Experiment
-    from attnbench.experiment.session import Settings
+    from attnbench.experiment.settings import Settings
 
 SpecPath = Annotated[Path | None, typer.Argument(help="YAML spec; left out: the packaged demo.", show_default=False)]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="path=value laid over the spec; repeatable.")]
@@ -91,7 +91,7 @@ def settings(
     offline: bool = False,
 ) -> Settings:  # fmt: skip
     from attnbench.core.files import cache_root
-    from attnbench.experiment.session import Settings
+    from attnbench.experiment.settings import Settings
 
     bars = log_console() if sys.stderr.isatty() and logging.getLogger("attnbench").isEnabledFor(logging.INFO) else None
     return Settings(runs, cache_root(), jobs, device, fresh, source, offline, bars)
@@ -124,7 +124,9 @@ def packaged_spec(name: str) -> Path:
 def conduct(experiment: Experiment, chosen: Settings, *, dry: bool, as_json: bool) -> None:
     """Run the grid and print its table, or with `dry` what would run. Exits with 1 when a cell failed."""
     from attnbench.core.files import require_writable
-    from attnbench.experiment.session import dry_run, root_of, run_grid
+    from attnbench.experiment.dry_run import dry_run
+    from attnbench.experiment.session import run_grid
+    from attnbench.experiment.settings import root_of
     from attnbench.experiment.unused import unused
     from attnbench.train.runtime import choose_device
 

@@ -42,7 +42,7 @@ def prepare(
         return
     if what is None:
         raise SpecError("name a corpus or a spec, like `attnbench prepare demo`; `attnbench prepare --list` shows all")
-    from attnbench.experiment.session import prepare_named
+    from attnbench.experiment.preparation import prepare_named
 
     chosen = common.settings(common.RUNS, source=source, offline=offline)
     try:

@@ -10,9 +10,10 @@ import pytest
 
 from attnbench.core.files import parse_yaml
 from attnbench.experiment.document import read_document
+from attnbench.experiment.dry_run import dry_run
 from attnbench.experiment.grid import Experiment, expand
 from attnbench.experiment.grid_file import write_grid
-from attnbench.experiment.session import Settings, dry_run
+from attnbench.experiment.settings import Settings
 from attnbench.experiment.spec import CellSpec
 from attnbench.report.collect import collect
 from attnbench.report.compare import comparison

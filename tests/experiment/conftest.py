@@ -13,10 +13,14 @@ import pytest
 import torch
 
 from attnbench.core.files import dump_yaml
+from attnbench.experiment import executor
 from attnbench.experiment.document import read_document
 from attnbench.experiment.executor import CellOutcome
-from attnbench.experiment.grid import Experiment, expand
-from attnbench.experiment.session import Settings, prepare_data, run_grid
+from attnbench.experiment.grid import Cell, Experiment, expand
+from attnbench.experiment.preparation import prepare_data
+from attnbench.experiment.run import Run
+from attnbench.experiment.session import run_grid
+from attnbench.experiment.settings import Settings
 
 SPEC: dict[str, Any] = {
     "name": "tiny",
@@ -96,6 +100,21 @@ class Bench:
 
     def cell(self, experiment: Experiment, index: int = 0) -> Path:
         return self.runs / experiment.name / "cells" / experiment.cells[index].folder
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
+    """The cells that were run, each finished at once; cells of seed 13 fail."""
+    seen: list[Cell] = []
+
+    def run_cell(cell: Cell, run: Run, place: Any, listen: Any) -> None:
+        seen.append(cell)
+        if cell.seed == 13:
+            raise RuntimeError("bad luck")
+        run.finish({"digest": cell.digest, "metrics": {"test/bleu": 1.0}})
+
+    monkeypatch.setattr(executor, "run_cell", run_cell)
+    return seen
 
 
 @pytest.fixture
