@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from attnbench.attention.modules._scored import blank
+from attnbench.attention.modules._stages import blank
 from attnbench.attention.modules.base import Attention, ModuleSpec, modules
 from attnbench.attention.site import Site, Stage
 from attnbench.attention.transforms.base import TransformField, TransformSpec

@@ -7,7 +7,8 @@ from typing import ClassVar, Literal
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from attnbench.attention.modules._scored import Scored, blank
+from attnbench.attention.modules._scored import Scored
+from attnbench.attention.modules._stages import blank
 from attnbench.attention.modules.base import ModuleSpec, SelfAttention, modules
 from attnbench.attention.site import Site, Stage
 from attnbench.attention.types import ROLES, AttentionOutput, Dims, History, Memory, Positions, Role

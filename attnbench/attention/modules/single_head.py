@@ -7,7 +7,8 @@ from typing import ClassVar, Literal
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnbench.attention.modules._scored import Scored, blank
+from attnbench.attention.modules._scored import Scored
+from attnbench.attention.modules._stages import blank
 from attnbench.attention.modules.base import Attention, ModuleSpec, modules
 from attnbench.attention.site import Site
 from attnbench.attention.types import AttentionOutput, Dims, History, Memory, Positions, Role
