@@ -1,8 +1,21 @@
-"""What a GPU says when its memory is full."""
+"""What is said when memory is full, and what else is no fault of a file that is being read."""
 
 from __future__ import annotations
 
+import errno
+
 import torch
+
+_PASSING = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.ENOMEM,
+    errno.EMFILE,
+    errno.ENFILE,
+)
 
 
 def is_full(error: RuntimeError) -> bool:
@@ -10,3 +23,10 @@ def is_full(error: RuntimeError) -> bool:
     return isinstance(error, torch.cuda.OutOfMemoryError) or any(
         words in str(error) for words in ("out of memory", "ALLOC_FAILED")
     )
+
+
+def is_passing(error: Exception) -> bool:
+    """Whether a file may be sound although it could not be read: memory is full, or its disk does not answer."""
+    if isinstance(error, OSError):
+        return error.errno in _PASSING
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and is_full(error))

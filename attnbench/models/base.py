@@ -161,6 +161,8 @@ def receive(
     """
     if before is None:
         return None
+    if not maps:
+        raise ValueError("a model that attends to nothing has no attention to sum up; start without track")
     return before + at_most_one(torch.stack([unfold(weights).mean(1) for weights in maps]).mean(0))
 
 

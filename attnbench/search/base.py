@@ -53,9 +53,9 @@ class SearchSpec(Spec):
     """The fields of one search in YAML, and how to build it."""
 
     kind: str
-    max_ratio: float = Field(default=1.2, ge=0, allow_inf_nan=False)
+    max_ratio: float = Field(default=1.2, ge=0, le=1000, allow_inf_nan=False)
     """An output has at most max_ratio * (length of its source) + max_extra tokens, EOS included."""
-    max_extra: int = Field(default=10, ge=0)
+    max_extra: int = Field(default=10, ge=0, le=1_000_000)
     """See max_ratio."""
     quantization: Quantization | None = None
     """int8: linear layers multiply whole numbers of 8 bits (Wu et al. 2020), each row of weights and states rounded by

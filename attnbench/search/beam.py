@@ -26,7 +26,7 @@ class BeamSpec(SearchSpec):
     """Beam search: the `size` likeliest beginnings at every step, the ended ones ranked by the length penalty."""
 
     kind: Literal["beam"] = "beam"
-    size: int = Field(default=5, ge=1)
+    size: int = Field(default=5, ge=1, le=10_000)
     """Places in the beam."""
     penalty: LengthPenaltyField = AveragePenalty()
     """Length penalty: none, avg or wu."""

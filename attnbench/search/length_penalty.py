@@ -45,7 +45,7 @@ class AveragePenalty(LengthPenaltySpec):
     """lp = |Y|^alpha; alpha 1 is the mean log-probability of a token (fairseq's `lenpen`)."""
 
     kind: Literal["avg"] = "avg"
-    alpha: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    alpha: float = Field(default=1.0, ge=0, le=10, allow_inf_nan=False)
     """0: no penalty; larger favours longer outputs."""
 
     def divisor(self, length: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -57,7 +57,7 @@ class WuPenalty(LengthPenaltySpec):
     """lp = ((5 + |Y|) / 6)^alpha (Wu et al. 2016, equation 14)."""
 
     kind: Literal["wu"] = "wu"
-    alpha: float = Field(default=0.6, ge=0, allow_inf_nan=False)
+    alpha: float = Field(default=0.6, ge=0, le=10, allow_inf_nan=False)
     """0: no penalty; larger favours longer outputs."""
 
     def divisor(self, length: Int[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -65,9 +65,9 @@ int smoothed(
             const float wanted = z[target[i]];
             const float mass = powers<T>(z, words, top, from + words, to ? to : from);
             const bool sound = all == all && top < INFINITY;  // a NaN among the logits is in their sum
-            const float sum = sound ? std::log(mass) + top : NAN;
-            nll[i] = sum - wanted;
-            loss[i] = (1 - smoothing) * nll[i] + (smoothing > 0 ? smoothing * (sum - all / words) : 0);
+            const float log_mass = sound ? std::log(mass) : NAN;  // the top is taken away first: it may dwarf this
+            nll[i] = log_mass + (top - wanted);
+            loss[i] = (1 - smoothing) * nll[i] + (smoothing > 0 ? smoothing * (log_mass + (top - all / words)) : 0);
             if (!to) continue;
             const float scale = sound ? 1 / mass : NAN;
 #pragma omp simd

@@ -68,8 +68,9 @@ def _with_gradient(
         log_p = torch.log_softmax(block.to(wide), dim=-1)
         block_nll = -log_p.gather(1, wanted).masked_fill_(ignored, 0.0).sum()
         nll += block_nll
-        of_all = log_p.sum(1, keepdim=True).masked_fill_(ignored, 0.0).sum()
-        loss += (1 - smoothing) * block_nll - (smoothing / vocab) * of_all
+        loss += (1 - smoothing) * block_nll
+        if smoothing:  # or 0 times a word that is ruled out would be NaN
+            loss -= (smoothing / vocab) * log_p.sum(1, keepdim=True).masked_fill_(ignored, 0.0).sum()
         if gradient is not None:
             p = log_p.exp_().sub_(smoothing / vocab)
             p.scatter_add_(1, wanted, torch.full_like(wanted, smoothing - 1, dtype=wide))

@@ -39,12 +39,20 @@ def watch(state: TrainState, passed: Window) -> None:
 
 
 def ending_of(state: TrainState, spec: TrainSpec) -> Ending | None:
-    ending = _end(state, spec)
-    if ending is None or state.risen is None:
+    ending, risen = _end(state, spec), _risen(state)
+    if ending is None or risen is None:
         return ending
-    step, epoch, nll = state.risen
+    step, epoch, nll = risen
     seen = f"the training loss rose from {state.lowest:.3g} to {nll:.3g} nats a token and stayed there"
     return Ending("diverged", step, epoch, f"diverged by step {step}, in epoch {epoch}: {seen}", seen)
+
+
+def _risen(state: TrainState) -> tuple[int, int, float] | None:
+    """Where the loss left the least one behind for good; of a first pass that is not done, by what is seen of it."""
+    if state.cursor[0] or state.lowest is None or not state.passed.tokens:
+        return state.risen
+    nll = state.passed.nll / state.passed.tokens
+    return (state.step, 1, nll) if nll > state.lowest + RISE else None
 
 
 def _end(state: TrainState, spec: TrainSpec) -> Ending | None:

@@ -175,6 +175,8 @@ def _read(under_way: list[Update], ahead: int, state: TrainState) -> tuple[int |
         if not all(map(math.isfinite, (loss, *norms))):
             return update.step, None
         norm = norms[0] if norms else None
+        if update.step == 1:  # before anything was learnt: what comes far above it has come apart
+            state.lowest = nll / max(1, update.tokens)
         for window in (state.window, state.passed):
             window.add(loss, nll, update.tokens)
     return None, norm
@@ -199,12 +201,13 @@ def _line(state: TrainState, rate: float, norm: float | None, runtime: Runtime) 
 
 
 def _require_epochs(spec: TrainSpec, state: TrainState, cursor: Cursor) -> None:
-    """Raise AttnbenchError before the first update, where that takes several epochs and the spec counts in them."""
+    """Raise AttnbenchError before an update that would end two epochs at once, where the spec counts in them."""
     counts = spec.max_epochs is not None or spec.validate_every == "epoch"
-    if counts and state.step == 0 and cursor[0] > 1:
+    if counts and cursor[0] - state.cursor[0] > 1:
         raise AttnbenchError(
-            f"train.accumulate: {spec.accumulate} batches are {cursor[0]} epochs of these data and more, so that none "
-            "can be counted; lower it or train.batch_tokens, or give max_steps and validate_every in updates"
+            f"train.accumulate: the {spec.accumulate} batches of update {state.step + 1} end two epochs of these data "
+            "at least, so that none can be counted; lower it or train.batch_tokens, or give max_steps and "
+            "validate_every in updates"
         )
 
 

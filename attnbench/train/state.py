@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from attnbench.core.errors import AttnbenchError, first_line
 from attnbench.core.files import folder_atomic, remove_folder
+from attnbench.core.memory import is_passing
 
 _FULL = "I/O error|No space|File too large|PytorchStreamWriter|unexpected pos"
 """How safetensors and torch tell of a disk that takes no more."""
@@ -43,9 +44,9 @@ class TrainState:
     """Where training stands: all that the next update depends on besides weights, optimiser and random state.
 
     cursor: (epoch, pool, batch) of the next batch. best: value of the selection metric at best_step. passed: what was
-    seen of this epoch. least: the least validation loss, in nats a token. lowest: the least training loss of an epoch.
-    risen: where it left that behind for good, so far: the first such epoch and its last update, and the loss of the
-    latest: (update, epoch, loss).
+    seen of this epoch. least: the least validation loss, in nats a token. lowest: the least training loss of an epoch,
+    or that of the first update. risen: where it left that behind for good, so far: the first such epoch and its last
+    update, and the loss of the latest: (update, epoch, loss).
     """
 
     step: int = 0
@@ -91,6 +92,8 @@ def _read_weights(model: nn.Module, path: Path) -> dict[str, Tensor]:
     try:
         tensors = load_file(path)
     except Exception as error:  # safetensors raises its own type, which has no stable home
+        if is_passing(error):
+            raise
         raise AttnbenchError(
             f"{path}: these weights cannot be read ({first_line(error)}); remove the folder {path.parent} and run again"
         ) from None
@@ -125,13 +128,14 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
 
 
 def _save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainState) -> None:
+    device = next(model.parameters()).device
     with folder_atomic(path) as work:
         save_weights(model, work / "model.safetensors")
         content: dict[str, Any] = {
             "train": asdict(state),
             "optimizer": optimizer.state_dict(),
             "rng": torch.get_rng_state(),
-            "rng_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "rng_cuda": [torch.cuda.get_rng_state(device)] if device.type == "cuda" else [],
         }
         torch.save(content, work / "state.pt")
 
@@ -141,22 +145,30 @@ def load_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.
 
     Raises AttnbenchError for a damaged checkpoint: an older one can be had by removing it.
     """
-    at = folder / _name(step)
+    at, device = folder / _name(step), next(model.parameters()).device
     load_weights(model, at / "model.safetensors")
     try:
         content = torch.load(at / "state.pt", map_location="cpu", weights_only=True)
         optimizer.load_state_dict(content["optimizer"])
         torch.set_rng_state(content["rng"])
-        if content["rng_cuda"] and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all(content["rng_cuda"])
+        if content["rng_cuda"] and device.type == "cuda":
+            torch.cuda.set_rng_state(_own(content["rng_cuda"], device), device)
         train = content["train"]
         windows = {name: Window(**train.get(name, {})) for name in ("window", "passed")}  # older ones lack `passed`
         return TrainState(**{**train, "cursor": tuple(train["cursor"]), **windows})
     except Exception as error:  # torch raises several types for a damaged file
+        if is_passing(error):
+            raise
         raise AttnbenchError(
             f"{at / 'state.pt'}: cannot be read ({first_line(error)}); remove the folder {at} and run again: "
             "training goes on from the checkpoint before it"
         ) from None
+
+
+def _own(states: Sequence[Tensor], device: torch.device) -> Tensor:
+    """The random state of a GPU: one is kept; older checkpoints hold those of every one that was there."""
+    index = device.index or 0
+    return states[index if index < len(states) else 0]
 
 
 def prune(folder: Path, keep: Collection[int]) -> None:

@@ -20,7 +20,15 @@ def test_room_is_a_matter_of_each_source():
 
 @pytest.mark.parametrize("kind", ["greedy", "beam"])
 def test_fields_that_make_no_sense_are_refused(kind):
-    for field, value in (("max_ratio", -1.0), ("max_ratio", float("inf")), ("max_extra", -1), ("max_extra", 1.5)):
+    for field, value in (
+        ("max_ratio", -1.0),
+        ("max_ratio", float("inf")),
+        ("max_extra", -1),
+        ("max_extra", 1.5),
+        ("max_ratio", 1e20),
+        ("max_ratio", float("nan")),
+        ("max_extra", 10**19),
+    ):
         with pytest.raises(ValidationError, match=field):
             searches.parse({"kind": kind, field: value})
 
@@ -38,6 +46,11 @@ def test_beam_fields():
         searches.parse({"kind": "beam", "size": 2, "n_best": 3})
     with pytest.raises(ValidationError, match="greater than or equal to 1"):
         searches.parse({"kind": "beam", "size": 0})
+    with pytest.raises(ValidationError, match="less than or equal to 10000"):
+        searches.parse({"kind": "beam", "size": 1 << 16})
+    for kind in ("avg", "wu"):
+        with pytest.raises(ValidationError, match="less than or equal to 10"):
+            searches.parse({"kind": "beam", "penalty": {"kind": kind, "alpha": 400}})
     with pytest.raises(ValidationError, match="did you mean 'avg'"):
         searches.parse({"kind": "beam", "penalty": "avgg"})
 

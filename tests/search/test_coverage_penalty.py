@@ -95,3 +95,7 @@ def test_a_model_that_attends_to_nothing_is_refused():
     }
     with pytest.raises(ValidationError, match="attends to nothing"):
         CellSpec.model_validate(raw)
+    model = models.parse(raw["model"] | {"layers": 1, "width": 6}).build(Sizes(VOCABULARY, VOCABULARY, False, PAD, 4))
+    memory = model.eval().encode(Source(torch.tensor([[3, EOS]]), torch.ones(1, 2).bool()), need_weights=True)
+    with pytest.raises(ValueError, match="start without track"):
+        model.step(memory, model.start(memory, 4, track=True), torch.tensor([3]))

@@ -78,6 +78,16 @@ def test_a_damaged_file_is_named(tmp_path: Path):
         taught(TAGGER, tmp_path)
 
 
+def test_a_file_is_not_blamed_for_a_full_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    taught(TAGGER, tmp_path)
+    monkeypatch.setattr("attnbench.tasks.lessons.load_file", full)
+    with pytest.raises(MemoryError):
+        taught(TAGGER, tmp_path)
+
+
 def test_a_place_where_nothing_can_be_kept_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="ATTNBENCH_CACHE"):

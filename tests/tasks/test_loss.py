@@ -107,13 +107,26 @@ def test_what_is_not_a_number_is_seen(content):
     assert bool(logits.grad[[0, 1, 3]].isfinite().all())
 
 
-def test_a_word_that_cannot_be_costs_nothing_without_smoothing():
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_word_that_cannot_be_costs_nothing_without_smoothing(compiled):
     logits, target = case(3, 30, dtype=torch.float32)
     with torch.no_grad():
         logits[:, (int(target[0]) + 1) % 30] = -math.inf
     safe = target.clone().fill_(int(target[0]))
-    loss, _ = smoothed_cross_entropy(logits, safe, 0.0)
+    with contextlib.nullcontext() if compiled else native.off():
+        loss, _ = smoothed_cross_entropy(logits, safe, 0.0)
     assert torch.allclose(loss, cross_entropy(logits, safe, reduction="sum"), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("level", "smoothing"), [(0.0, 0.1), (1e4, 0.1), (1e30, 0.0)])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_where_logits_lie_does_not_matter(level, smoothing, compiled):
+    """Equal ones, whose loss is that of the uniform distribution."""
+    logits, target = torch.full((3, 32), level), torch.tensor([0, 7, 31])
+    with contextlib.nullcontext() if compiled else native.off():
+        found = smoothed_cross_entropy(logits, target, smoothing)
+    for value in found:
+        assert value.item() == pytest.approx(3 * math.log(32), rel=1e-5)
 
 
 @pytest.mark.parametrize("wrong", [-1, 30])

@@ -117,6 +117,24 @@ def test_a_loss_that_rises_and_stays_there_is_a_divergence(toys: Any, losses: li
     assert toy().ending == outcome.ending  # read back from the checkpoint
 
 
+@pytest.mark.parametrize(("after", "steps", "diverged"), [(9.0, 3, True), (9.0, 5, True), (3.2, 3, False)])
+def test_a_first_pass_is_watched_from_its_first_update(toys: Any, after: float, steps: int, diverged: bool):
+    """Whether it is done or not; its own loss, by which others are judged, holds what came apart."""
+    task = toys.Task(of_epochs=[1.0])
+
+    def rise(batch: Any) -> None:
+        task.of_epochs = [1.0] if len(task.seen) == 1 else [after]
+
+    task.before_loss = rise
+    toy = toys(task, max_steps=steps, validate_every=1)
+    outcome = toy()
+    assert outcome.diverged is diverged
+    assert outcome.ending[1:3] == (steps, 1)
+    if diverged:
+        assert "the training loss rose from 1 to " in outcome.ending.text
+    assert toy().ending == outcome.ending
+
+
 @pytest.mark.parametrize("losses", [[3.0], [9.0, 5.0, 1.0], [1.0, 9.0, 3.0], [1.0, 3.3]])
 def test_a_loss_that_comes_back_is_none(toys: Any, losses: list[float]):
     outcome = toys(toys.Task(of_epochs=losses), max_steps=1000, max_epochs=len(losses))()
@@ -129,7 +147,7 @@ def test_the_epoch_of_an_ending_counts_from_one(toys: Any, step: int, epoch: int
     assert toys(toys.Task(before_loss=poison_input(step)), max_steps=20)().ending[1:3] == (step, epoch)
     broken = toys(toys.Task([1.0] * (step - 1) + [math.nan]), name="broken", max_steps=20, validate_every=1)
     assert broken().ending[1:3] == (step, epoch)
-    ended = toys(name="ended", max_steps=step)
+    ended = toys(toys.Task(of_epochs=[1.0] * 3), name="ended", max_steps=step)
     assert ended().ending[:3] == ("finished", step, epoch)
     assert ended().ending[:3] == ("finished", step, epoch)  # read back from the checkpoint
 

@@ -157,8 +157,9 @@ def test_patience_begins_when_bleu_leaves_zero(toys: Any):
     """Without smoothing it is 0 for a while, and the newest weights are then the best there are."""
     scores = [0.0, 0.0, 0.0, 2.0, 2.0, 1.0]
     toy = toys(
-        toys.Task(), validator=lambda model: scores.pop(0), select="bleu", validate_bleu=True, patience=2, max_steps=99
-    )
+        toys.Task(of_epochs=[1.0] * 9), validator=lambda model: scores.pop(0), select="bleu", validate_bleu=True,
+        patience=2, max_steps=99,
+    )  # fmt: skip
     outcome = toy()
     assert outcome.ending.kind == "stopped_early"
     assert (outcome.state.best, outcome.state.stale) == (2.0, 2)  # equal is no better, once it is above 0
@@ -231,7 +232,12 @@ def test_bf16_computes_in_bf16_and_keeps_weights_in_float32(toys: Any):
 def test_an_update_of_several_epochs_is_refused_where_epochs_count(toys: Any, counts: dict[str, Any]):
     """It would go on past the epochs that were asked for, and say that it had kept to them."""
     toy = toys(toys.Task(of_epochs=[1.0] * 9), accumulate=2 * toys.per_epoch + 1, **counts)
-    with pytest.raises(AttnbenchError, match=r"train.accumulate: \d+ batches are 2 epochs of these data and more"):
+    with pytest.raises(
+        AttnbenchError, match=r"train.accumulate: the 11 batches of update 1 end two epochs of these data"
+    ):
+        toy()
+    toy = toys(toys.Task(of_epochs=[1.0] * 9), accumulate=2 * toys.per_epoch - 2, **{**counts, "max_steps": 1000})
+    with pytest.raises(AttnbenchError, match=r"the 8 batches of update 2 end two epochs of these data"):
         toy()
     steps = {"max_steps": 2, "validate_every": 1}
     toy = toys(toys.Task(of_epochs=[1.0] * 9), accumulate=2 * toys.per_epoch + 1, **steps)

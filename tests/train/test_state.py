@@ -14,6 +14,7 @@ from attnbench.core.errors import AttnbenchError
 from attnbench.train.state import (
     TrainState,
     Window,
+    _own,
     checkpoint_steps,
     load_average,
     load_checkpoint,
@@ -125,6 +126,33 @@ def test_a_damaged_checkpoint_names_its_mend(tmp_path: Path, name: str, harm: Ca
     with pytest.raises(AttnbenchError, match=f"{name}.*cannot be read.*remove the folder .*step-7") as caught:
         load_checkpoint(tmp_path, 7, model, optimizer)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("at", ["attnbench.train.state.load_file", "torch.load"])
+def test_a_checkpoint_is_not_blamed_for_what_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str):
+    """Who removes it, as the message would say, loses a training to a full memory."""
+
+    def full(*_: object, **__: object) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    model, optimizer = stepped(1)
+    save_checkpoint(tmp_path, model, optimizer, STATE)
+    monkeypatch.setattr(at, full)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        load_checkpoint(tmp_path, 7, model, optimizer)
+
+
+def test_random_states_of_gpus_that_are_not_here(tmp_path: Path):
+    model, optimizer = stepped(1)
+    save_checkpoint(tmp_path, model, optimizer, STATE)
+    path = tmp_path / "step-7" / "state.pt"
+    content = torch.load(path, weights_only=True)
+    assert content["rng_cuda"] == []
+    states = [torch.full((16,), fill, dtype=torch.uint8) for fill in range(3)]
+    torch.save({**content, "rng_cuda": states}, path)
+    assert load_checkpoint(tmp_path, 7, model, optimizer) == STATE  # on a processor
+    assert [int(_own(states, torch.device("cuda", index))[0]) for index in range(5)] == [0, 1, 2, 0, 0]
+    assert int(_own(states[1:2], torch.device("cuda", 4))[0]) == 1
 
 
 def test_a_disk_that_is_full_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
