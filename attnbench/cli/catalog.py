@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,17 +15,24 @@ Entry = dict[str, Any]
 
 
 def mechanisms() -> list[Entry]:
+    """Those of attention, and the fertilities of recurrent models."""
     from attnbench.attention import mechanisms
+    from attnbench.core.describe import parameters, summary
+    from attnbench.models.fertility.base import fertilities
 
+    known = [(each.kind, each.name, each.description, each.paper, each.parameters) for each in mechanisms()]
+    for name in fertilities.kinds():
+        spec = fertilities.get(name)
+        known.append(("fertility", name, summary(spec), spec.paper, parameters(spec)))
     return [
         {
-            "name": each.name,
-            "kind": each.kind,
-            "description": each.description,
-            "paper": each.paper,
-            "parameters": {name: parameter._asdict() for name, parameter in each.parameters.items()},
+            "name": name,
+            "kind": kind,
+            "description": description,
+            "paper": paper,
+            "parameters": {key: each._asdict() for key, each in fields.items()},
         }
-        for each in mechanisms()
+        for kind, name, description, paper, fields in known
     ]
 
 
@@ -71,14 +81,12 @@ def specs() -> list[Entry]:
 
 
 def _comment(path: Path) -> str:
-    """The first line of comment that is no directive to an editor."""
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        if not line.startswith("#"):
-            break
-        text = line.lstrip("# ").strip()
-        if text and not text.startswith("yaml-language-server"):
-            return text
-    return ""
+    """The first sentence of its comment, without directives to an editor."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    texts = (line.lstrip("# ").strip() for line in comment if "yaml-language-server" not in line)
+    said = " ".join(itertools.takewhile(bool, itertools.dropwhile(operator.not_, texts)))
+    return re.split(r"(?<=\.)\s", said, maxsplit=1)[0]
 
 
 FAMILIES: dict[str, tuple[Callable[[], list[Entry]], tuple[str, ...]]] = {

@@ -197,9 +197,10 @@ def show_dry_run(plan: dict[str, Any], *, as_json: bool) -> None:
     for cell in plan["cells"]:
         if cell["taken_from"]:
             out.print(f"{cell['label']}, seed {cell['seed']}: done in {cell['taken_from']}", markup=False)
-    runs = {cell["digest"] for cell in plan["cells"]}
-    fewer = f", {len(runs)} runs: cells of one digest are one," if len(runs) < len(plan["cells"]) else ""
-    out.print(f"{len(plan['cells'])} cells{fewer} would go to {plan['folder']}; nothing was written", markup=False)
+    count, runs = len(plan["cells"]), {cell["digest"] for cell in plan["cells"]}
+    fewer = f", {len(runs)} runs: cells of one digest are one," if len(runs) < count else ""
+    cells = "1 cell" if count == 1 else f"{count} cells"
+    out.print(f"{cells}{fewer} would go to {plan['folder']}; nothing was written", markup=False)
 
 
 def read_lines(path: Path) -> list[str]:

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.experiment.adopt import find_done
-from attnbench.experiment.finished import content_of, damaged_results, elsewhere, is_prepared, of_other_data
+from attnbench.experiment.finished import (
+    content_of,
+    damaged_results,
+    elsewhere,
+    is_prepared,
+    of_other_data,
+    warn_of_strangers,
+)
 from attnbench.experiment.grid import Cell, Experiment
 from attnbench.experiment.pipeline import count_parameters
 from attnbench.experiment.run import is_done
@@ -36,7 +43,7 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
     if not settings.fresh:
         _warn_of_other_data(root, sound, unsettled, settings)
     perhaps = 0
-    cells = []
+    cells, pending = [], []
     for cell in experiment.cells:
         key = json.dumps([cell.spec.model.dump(), list(cell.spec.task.model_sizes())])
         if key not in counted:
@@ -48,6 +55,8 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
             origin = find_done(root, cell, elsewhere(experiment, settings), content_of(cell, settings))
         if at in unsettled and not settings.fresh and not is_done(root, cell):
             perhaps += find_done(root, cell, elsewhere(experiment, settings)) is not None
+        elif counts and not own and origin is None:
+            pending.append(cell)
         cells.append(
             {
                 **cell.entry(),
@@ -59,6 +68,7 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
                 "data_ready": is_prepared(cell, settings) and at not in unsettled,
             }
         )
+    warn_of_strangers(root, pending, experiment, settings)
     if perhaps:
         log.warning(
             "%d cells are done elsewhere, where that was of the same text: `attnbench prepare` settles it", perhaps

@@ -10,7 +10,13 @@ from pathlib import Path
 from attnbench.core.run_files import GRID
 from attnbench.experiment.adopt import adopt
 from attnbench.experiment.executor import CellOutcome, choose_executor
-from attnbench.experiment.finished import damaged_results, is_prepared, may_have_changed, take_finished
+from attnbench.experiment.finished import (
+    damaged_results,
+    is_prepared,
+    may_have_changed,
+    take_finished,
+    warn_of_strangers,
+)
 from attnbench.experiment.grid import Cell, Experiment
 from attnbench.experiment.grid_file import write_grid
 from attnbench.experiment.pipeline import Listener, Place
@@ -47,6 +53,8 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
     pending = list(firsts.values())
     twins = [cell for cell in cells if cell not in done and cell not in pending]
     prepare_data([cell for cell in pending if not is_prepared(cell, settings)], settings)
+    if not settings.fresh:
+        warn_of_strangers(root, pending, experiment, settings)
     write_grid(root, experiment, command)
     written = (root / GRID).read_bytes()
     if settings.jobs > 1 and len(pending) > 1 and any(cell.spec.timing for cell in pending):

@@ -16,6 +16,7 @@ from attnbench.cli.list import Family, list_, show_datasets
 from attnbench.core.errors import SpecError
 from attnbench.data.datasets.base import datasets
 from attnbench.models.base import models
+from attnbench.models.fertility.base import fertilities
 
 app = typer.Typer()
 app.command()(list_)
@@ -33,6 +34,7 @@ def listed(*arguments: str) -> list[dict[str, Any]]:
 
 def test_every_registered_member_is_listed():
     assert {each["name"] for each in listed("mechanisms") if each["kind"] == "transform"} == set(transforms.kinds())
+    assert {each["name"] for each in listed("mechanisms") if each["kind"] == "fertility"} == set(fertilities.kinds())
     assert [each["name"] for each in listed("datasets")] == datasets.kinds()
     assert [each["name"] for each in listed("models")] == models.kinds()
 
@@ -40,14 +42,16 @@ def test_every_registered_member_is_listed():
 def test_packaged_specs_and_those_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     paper = tmp_path / "experiments" / "paper"
     (paper / "results" / "table1").mkdir(parents=True)
-    (paper / "table1.yaml").write_text("# yaml-language-server: $schema=../schema.json\n# Table 1.\nname: x\n")
+    (paper / "table1.yaml").write_text(
+        "# yaml-language-server: $schema=../schema.json\n# Table 1,\n# the whole.\n# Seeds: 3.\n#\n# More.\nname: x\n"
+    )
     (paper / "reported.yaml").write_text("rows: []\n")
     (paper / "results" / "table1" / "spec.yaml").write_text("name: x\n")
     monkeypatch.chdir(tmp_path)
     found = {each["name"]: each for each in listed("specs")}
     assert found["demo"]["where"] == "packaged"
     assert {name for name, each in found.items() if each["where"] == "experiments"} == {"experiments/paper/table1.yaml"}
-    assert found["experiments/paper/table1.yaml"]["description"] == "Table 1."
+    assert found["experiments/paper/table1.yaml"]["description"] == "Table 1, the whole."
 
 
 def test_lists_are_whole_in_a_pipe():

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from attnbench.experiment import executor
+from attnbench.experiment.dry_run import dry_run
 from attnbench.experiment.grid import Cell
 from attnbench.experiment.pipeline import content_sha256
 from attnbench.experiment.run import Run, is_done
@@ -52,6 +53,30 @@ def test_results_taken_over_have_the_text_of_the_corpus_again(bench: Any):
     (folder / "hyps/test.ref.txt").unlink()
     bench.run(experiment)  # one of our own, in the same state
     assert (folder / "hyps/test.ref.txt").read_bytes() == wanted["hyps/test.ref.txt"]
+
+
+def test_results_of_data_that_were_prepared_otherwise_are_told(
+    bench: Any, ran: list[Cell], caplog: Any, monkeypatch: Any
+):
+    """Not taken, and not passed over in silence."""
+    monkeypatch.setattr(logging.getLogger("attnbench"), "propagate", True)
+    experiment = bench.experiment()
+    for cell in experiment.cells:
+        committed = bench.folder / "results" / "tiny" / "cells" / cell.folder
+        committed.mkdir(parents=True)
+        content = {"digest": cell.digest, "metrics": {}, "data": {"content_sha256": "another"}}
+        (committed / "result.json").write_text(json.dumps(content))
+    told = "2 cells are done elsewhere ("
+    assert [cell["done"] for cell in dry_run(experiment, bench.settings())["cells"]] == [False, False]
+    assert caplog.text.count(told) == 1
+    assert "of other data than are prepared now" in caplog.text
+    bench.run(experiment)
+    assert caplog.text.count(told) == 2
+    assert len(ran) == 2
+    bench.run(experiment)
+    bench.run(experiment, fresh=True)
+    dry_run(experiment, bench.settings(fresh=True))
+    assert caplog.text.count(told) == 2
 
 
 @pytest.mark.parametrize("gone", [False, True])

@@ -120,7 +120,7 @@ def _project(states: Float[Tensor, "B N D"], weight: Float[Tensor, "M D"]) -> Fl
 
 @modules.register
 class FixedMemorySpec(ModuleSpec):
-    """M contexts, written while encoding; the transform is over these slots. A query looks at no source state."""
+    """`slots` contexts, written while encoding; the transform is over these slots. A query looks at no source state."""
 
     kind: Literal["fixed_memory"] = "fixed_memory"
     roles: ClassVar[frozenset[Role]] = frozenset({"cross"})

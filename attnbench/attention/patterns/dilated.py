@@ -15,7 +15,7 @@ from attnbench.attention.types import Role
 
 @patterns.register
 class DilatedSpec(FixedSpec):
-    """A window of n positions, every `dilation`-th of the sequence: the position itself, and none right beside it."""
+    """A window of n positions, every `dilation`-th of the sequence: with 2, the position itself and none beside it."""
 
     kind: Literal["dilated"] = "dilated"
 
