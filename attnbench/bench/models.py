@@ -243,6 +243,8 @@ def decoding(size: str, transform: str, load: Load, runtime: Runtime) -> Case:
             with native.off():  # as it is defined
                 pack(plain, quantized)
         found = run()
+        if any(len(best.tokens) != STEPS for best in found.values()):  # the work that is told
+            return float("inf")
         if runtime.precision != "fp32" or quantized:
             return _off_scores(plain, batch, [found[row] for row in range(load.rows)])
         with native.off(), torch.no_grad():

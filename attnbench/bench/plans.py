@@ -158,8 +158,10 @@ def scaling_sections(plan: Plan) -> Iterator[list[Section]]:
     for group, given in itertools.groupby(cases, key=lambda each: each[0]):
         made = list(given)
         moves = group in scaling.MOVED
-        yardstick = copies(scaling.scores(device)) if moves else plan.products
-        timed = plan.time([case for _, _, case in made], yardstick, replay=True)
+        of_precision = group in scaling.OF_PRECISION
+        multiplied = plan.products if of_precision else products(device, torch.float32)
+        yardstick = copies(scaling.scores(device)) if moves else multiplied
+        timed = plan.time([case for _, _, case in made], yardstick, loose=of_precision, replay=True)
         slopes = scaling.exponents([(size, timing) for (_, size, _), timing in zip(made, timed, strict=True)])
         baseline = ("SDPA",) if any(timing.name == "SDPA" for timing in timed) else ()
         limit = "copies of the scores" if moves else "matrix products"

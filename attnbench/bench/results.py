@@ -249,12 +249,14 @@ class Fall(NamedTuple):
 
 class Comparison(NamedTuple):
     """fallen: worst first. gone: (section, group, name) of cases that were measured then, in a group that is measured
-    now. compared: how many ratios. other: how many ratios of then are of groups that are not measured now."""
+    now. compared: how many ratios. other: how many ratios of then are of groups that are not measured now. renewed:
+    what is said of packages that have another version, beside which nothing is compared."""
 
     fallen: list[Fall]
     gone: list[Key]
     compared: int
     other: int
+    renewed: tuple[str, ...] = ()
 
     @property
     def worse(self) -> bool:
@@ -263,8 +265,12 @@ class Comparison(NamedTuple):
 
 
 def compare(before: dict[str, Any], now: dict[str, Any], tolerance: float) -> Comparison:
-    """Which ratios of least times fell by more than `tolerance`, a part of what they were."""
-    old, new = dict(ratios(before)), dict(ratios(now))
+    """Which ratios of least times fell by more than `tolerance`, a part of what they were: of what is done here, not of
+    other packages, and beside them only where their version is the same."""
+    renewed = [name for name in before["peers"] if now["peers"].get(name) not in (None, before["peers"][name])]
+    old, new = (
+        {key: ratio for key, ratio in ratios(each, renewed) if _package(key[2]) is None} for each in (before, now)
+    )
     both = [(key, old[key], ratio) for key, ratio in new.items() if key in old]
     fallen = [Fall(*key, was, ratio) for key, was, ratio in both if ratio < was * (1 - tolerance)]
     measured, groups = set(_keys(now)), {key[:2] for key in _keys(now)}
@@ -273,7 +279,17 @@ def compare(before: dict[str, Any], now: dict[str, Any], tolerance: float) -> Co
         key for key in _keys(before) if key[:2] in groups and key not in measured and not key[2].startswith(left_out)
     ]
     other = sum(key[:2] not in groups for key in old)
-    return Comparison(sorted(fallen, key=lambda fall: fall.now / fall.before), gone, len(both), other)
+    said = tuple(f"{name} was {before['peers'][name]}, now {now['peers'][name]}" for name in renewed)
+    return Comparison(sorted(fallen, key=lambda fall: fall.now / fall.before), gone, len(both), other, said)
+
+
+_CASES_OF = {"entmax: ": "entmax", "adasplash: ": "adasplash", "CTranslate2": "ctranslate2", "torch.nn.": "torch"}
+"""How the names of the cases of other packages begin."""
+
+
+def _package(name: str) -> str | None:
+    """The package that a case is of; None for those of here, and for functions of torch beside which they stand."""
+    return next((package for start, package in _CASES_OF.items() if name.startswith(start)), None)
 
 
 def _keys(document: dict[str, Any]) -> Iterator[Key]:
@@ -282,10 +298,12 @@ def _keys(document: dict[str, Any]) -> Iterator[Key]:
             yield section["title"], each["group"], each["name"]
 
 
-def ratios(document: dict[str, Any]) -> Iterator[tuple[Key, float]]:
+def ratios(document: dict[str, Any], without: Sequence[str] = ()) -> Iterator[tuple[Key, float]]:
     """Of least times against the baseline; for baselines, and where there is none, the pace beside what the machine
-    does, since a slowdown of all cases moves no other ratio."""
+    does, since a slowdown of all cases moves no other ratio. without: packages beside which none is wanted."""
     for section in document["sections"]:
+        if any(_package(name) in without for name in section.get("baseline", ())):
+            continue
         for each in section["timings"]:
             title, group, name = section["title"], each["group"], each["name"]
             if each["best"] is not None:

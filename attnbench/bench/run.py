@@ -102,7 +102,7 @@ def run(
 
     Raises SpecError and MissingExtraError before anything is timed, AttnbenchError where a case cannot be.
     """
-    peers, sizes = find(_names(against)), _names(size)
+    peers, sizes = find(_names("--against", against)), _names("--size", size)
     place = _place(device)
     _require_use(what, place, peers, sizes)
     cores = processor.usable_cores()
@@ -143,9 +143,12 @@ def run(
     return report(done, machine.better_of(roofline(place)), finished=True)
 
 
-def _names(listed: str | None) -> list[str]:
-    """What an option names with commas, each once."""
-    return list(dict.fromkeys(each for name in (listed or "").split(",") if (each := name.strip())))
+def _names(option: str, listed: str | None) -> list[str]:
+    """What an option names with commas, each once. Raises SpecError where it is given and names nothing."""
+    found = list(dict.fromkeys(each for name in (listed or "").split(",") if (each := name.strip())))
+    if listed is not None and not found:
+        raise SpecError(f"{option} '{listed}': names nothing; leave it out, or give names with commas")
+    return found
 
 
 def _place(device: str | None) -> torch.device:

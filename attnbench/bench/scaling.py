@@ -31,6 +31,8 @@ LONGEST = 8192
 is compared with its definition there, which writes all scores."""
 MOVED = ("k",)
 """Whose costs are bytes, not operations."""
+OF_PRECISION = ("length",)
+"""Whose cases are of the precision that is asked for; the others are float32."""
 
 
 def cases(

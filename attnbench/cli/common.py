@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -141,7 +142,7 @@ def conduct(experiment: Experiment, chosen: Settings, *, dry: bool, as_json: boo
     require_writable(root, "--runs", folder=True)
     logger = logging.getLogger("attnbench")
     failures = 0
-    command = " ".join(["attnbench", *sys.argv[1:]])
+    command = shlex.join(["attnbench", *sys.argv[1:]])
     from attnbench.report.table import render, render_terminal, write_results
 
     for outcome in run_grid(experiment, chosen, command):

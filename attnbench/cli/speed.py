@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -73,7 +74,7 @@ def speed(
             typer.echo(f"--out {out}: what is measured so far could not be kept: {error}", err=True)
 
     earlier, allowed = None if compare is None else read_earlier(compare), 0.1 if tolerance is None else tolerance
-    command = " ".join(["attnbench", *sys.argv[1:]])
+    command = shlex.join(["attnbench", *sys.argv[1:]])
     try:
         report = run(
             [what.value] if what else ["ops", "train", "decode"], device=device, precision=precision.value,
@@ -113,6 +114,8 @@ def _tell(found: Comparison, allowed: float) -> None:
         typer.echo(f"fell: {fall}", err=True)
     for section, group, name in found.gone:
         typer.echo(f"gone: {section}: {name} ({group}) was measured then", err=True)
+    for each in found.renewed:
+        typer.echo(f"not compared: what is timed beside {each}", err=True)
     if not found.compared:
         raise SpecError(NOTHING_IN_COMMON)
     other = f"; {found.other} of the earlier ones are of what was not measured now" if found.other else ""

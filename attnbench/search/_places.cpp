@@ -61,6 +61,7 @@ struct Source {
     // Their first tokens become those of the places that they come from.
     template <class T> void inherit(T* first, const int64_t* parent, std::vector<char>& room) const {
         const int64_t bytes = limits.step * sizeof(T);
+        if (!bytes) return;  // nothing is said yet, and there is no room to copy to
         room.resize(size() * bytes);
         for (int64_t place = 0; place < size(); ++place)
             std::memcpy(room.data() + place * bytes, first + parent[place] * live.capacity, bytes);

@@ -222,6 +222,23 @@ def test_cost_is_told_group_by_group(monkeypatch):
     assert found == [whole[:1], whole]
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_grows_is_timed_in_its_own_precision(precision, monkeypatch):
+    """By its check, and beside products of the same numbers."""
+    real = scaling.cases
+    monkeypatch.setattr(scaling, "cases", lambda lengths, *given: (
+        each for each in real((16, 32), *given) if each[1] <= 1000))  # fmt: skip
+    monkeypatch.setattr(scaling, "scores", lambda device: torch.randn(2, 2, 4, 300))
+    beside = []
+    products = plans.products
+    monkeypatch.setattr(plans, "products", lambda device, dtype: (beside.append(dtype), products(device, dtype))[1])
+    *_, found = plans.scaling_sections(plans.Plan(Runtime(CPU, precision), 1, True, []))
+    assert [each.title.split()[-1] for each in found] == ["length", "k", "slots", "vocabulary"]
+    assert all(timing.error < (1e-2 if precision == "bf16" else 1e-4) for each in found for timing in each.timings)
+    assert beside[0] == (torch.bfloat16 if precision == "bf16" else torch.float32)
+    assert set(beside[1:]) == {torch.float32}
+
+
 def test_what_grows_runs():
     made = list(scaling.cases([16, 32], CPU))
     assert {what for what, _, _ in made} == {"length", "k", "memory slots", "vocabulary"}

@@ -171,6 +171,32 @@ def test_a_case_that_is_gone_is_told_where_its_group_is_there():
     assert with_peer.gone == [("some", "g", "entmax: a")]
 
 
+def test_a_fall_is_a_part_of_what_was():
+    before = document(section(timing("base", 1.0), timing("slow", 10.0)))
+    assert [
+        fall.name for fall in compare(before, document(section(timing("base", 1.0), timing("slow", 12.5))), 0.1).fallen
+    ] == ["slow"]
+    assert not compare(before, document(section(timing("base", 1.0), timing("slow", 10.5))), 0.1).worse
+
+
+def test_other_packages_do_not_fall():
+    before = document(section(timing("base", 1.0), timing("entmax: a", 10.0)), ["entmax"])
+    found = compare(before, document(section(timing("base", 1.0), timing("entmax: a", 20.0)), ["entmax"]), 0.1)
+    assert (found.fallen, found.compared, found.worse) == ([], 1, False)
+
+
+def test_nothing_is_compared_beside_another_version():
+    """A peer that became faster makes nothing here slower."""
+    name = "CTranslate2, float32"
+    before = document(section(timing(name, 1.0), timing("softmax", 1.0), baseline=(name,)), ["ctranslate2"])
+    now = document(section(timing(name, 0.5), timing("softmax", 1.0), baseline=(name,)), ["ctranslate2"])
+    assert [fall.name for fall in compare(before, now, 0.1).fallen] == ["softmax"]
+    now["peers"]["ctranslate2"] = "5"
+    found = compare(before, now, 0.1)
+    assert (found.fallen, found.compared, found.worse) == ([], 0, True)
+    assert found.renewed == (f"ctranslate2 was {before['peers']['ctranslate2']}, now 5",)
+
+
 def test_nothing_in_common_is_no_success():
     before = document(section(timing("base", 1.0, "h")))
     found = compare(before, document(section(timing("base", 1.0))), 0.1)

@@ -172,6 +172,8 @@ def test_bfloat16_is_measured_where_it_would_be_used(invoke, monkeypatch):
 
 @pytest.mark.parametrize(("options", "said"), [
     (("--against", "entmx"), "did you mean 'entmax'"),
+    (("--size", ","), "--size ',': names nothing; leave it out, or give names with commas"),
+    (("--against", " , "), "--against ' , ': names nothing"),
     (("--size", "huge"), "--size: unknown size 'huge'"),
     (("--compare", "nowhere.json"), "nowhere.json: it cannot be read"),
     (("--compare", "other.json"), "it holds no measurement"),

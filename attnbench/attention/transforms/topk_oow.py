@@ -47,7 +47,7 @@ def _weigh(masked: Float[Tensor, "... K"], *, k: int, keep: Bool[Tensor, "..."] 
     if keep is not None:
         chosen = torch.maximum(chosen, keep.to(masked.dtype))
     kth = largest(outside, min(k, masked.shape[-1]))[..., :1]
-    best = torch.ge(outside, kth, out=torch.empty_like(masked)).mul_(outside > -torch.inf)
+    best = torch.ge(outside, kth, out=torch.empty_like(masked))  # a dead key too, perhaps, whose weight is 0
     return renormalise(centre(masked).centred.exp_().mul_(torch.maximum(chosen, best)))
 
 
