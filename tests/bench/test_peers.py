@@ -70,6 +70,18 @@ def test_torch_is_timed_with_and_without_what_every_training_here_sets():
     assert [recipe.shipped for recipe in peer.training("tiny", 1, CPU)] == [True, False]
 
 
+def test_torch_drops_where_the_model_here_does_but_for_weights():
+    """Of states before they join the residual stream; nothing within the feed-forward blocks."""
+    spec = models.fields_of("tiny")
+    model = nn_transformer.NNTransformer(spec).train()
+    layers = [*model.stacks.encoder.layers, *model.stacks.decoder.layers]
+    assert len(layers) == 2 * spec.layers
+    for layer in layers:
+        states = torch.ones(4, 7, spec.ffn)
+        assert torch.equal(layer.dropout(states), states)
+        assert layer.dropout1.p == layer.dropout2.p == spec.dropout > 0
+
+
 def test_ctranslate2_decodes_as_many_tokens():
     pytest.importorskip("ctranslate2", reason="the package that is timed is not installed")
     (peer,) = peers.find(["ctranslate2"])

@@ -178,6 +178,23 @@ def test_a_training_that_is_wrong_is_found(monkeypatch):
     assert training.check() > 0.1
 
 
+def test_a_gradient_of_another_direction_is_found(monkeypatch):
+    """As long as the right one, with the right loss."""
+    monkeypatch.setattr(models, "WORDS", 60)
+    monkeypatch.setattr(models, "TOKENS", 200)
+    training = models.training("tiny", "softmax", 1, Runtime(CPU))
+    real = models.accumulate
+
+    def turned(task, model, *given):
+        found = real(task, model, *given)
+        for each in model.parameters():
+            each.grad *= 3 - 2 * _native()
+        return found
+
+    monkeypatch.setattr(models, "accumulate", turned)
+    assert training.check() > 0.1
+
+
 @pytest.mark.parametrize(("precision", "name"), [("fp32", "softmax"), ("bf16", "softmax"), ("fp32", "softmax, int8")])
 @pytest.mark.parametrize("beam", [1, 2])
 def test_a_search_that_is_wrong_is_found(precision, name, beam, monkeypatch):
@@ -194,6 +211,15 @@ def test_a_search_that_is_wrong_is_found(precision, name, beam, monkeypatch):
 
     monkeypatch.setattr(models, "_named", wrong)
     assert models.decoding("tiny", name, models.Load(3, 5, beam), Runtime(CPU, precision)).check() > 2e-2
+
+
+def test_outputs_that_are_shorter_than_told_are_found(monkeypatch):
+    monkeypatch.setattr(models, "WORDS", 60)
+    monkeypatch.setattr(models, "STEPS", 4)
+    case = models.decoding("tiny", "softmax", models.Load(3, 5, 1), Runtime(CPU))
+    assert case.check() < 1e-5
+    monkeypatch.setattr(models, "STEPS", 5)  # which the search has not been told
+    assert case.check() == math.inf
 
 
 def test_exponents():

@@ -9,6 +9,7 @@ import signal
 import pytest
 import torch
 
+from attnbench.bench import processes
 from attnbench.bench.processes import Recipe, together, with_peaks
 from attnbench.bench.timer import Case, Timing, measure
 from attnbench.core.errors import AttnbenchError
@@ -101,3 +102,22 @@ def test_an_interrupt_is_not_the_processs_to_answer():
         os.kill(int(one.case.name), signal.SIGINT)
         one.case.run()
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, set())
+
+
+class Ended:
+    """The pipe of a process that is asked for nothing."""
+
+    def send(self, what):
+        assert what[0] is None
+
+    def recv(self):
+        raise EOFError
+
+
+@pytest.mark.parametrize("shipped", [True, False])
+def test_what_is_timed_as_shipped_has_nothing_set_for_it(shipped, monkeypatch):
+    found = []
+    for name in ("use_onednn_float32", "keep_freed_memory"):
+        monkeypatch.setattr(processes, name, lambda name=name: found.append(name))
+    processes._serve(Ended(), Recipe(living, (), shipped), torch.get_num_threads(), CPU)
+    assert found == ([] if shipped else ["use_onednn_float32", "keep_freed_memory"])

@@ -80,12 +80,12 @@ def test_the_first_call_is_told_apart_from_those_that_follow_its_check():
 def test_shares_are_of_what_the_machine_did_in_the_same_rounds(monkeypatch):
     times = iter([9.0, 1.0, 1.0, 4.0, 2.0, 4.0, 8.0, 16.0, 4.0])
     monkeypatch.setattr("attnbench.bench.timer.seconds", lambda run, calls, device: next(times))
-    cases = [Case("g", "a", int, cost=lambda: 30.0)]
+    cases = [Case("g", "a", int, 5.0, cost=lambda: 30.0)]
     (timing,) = measure(cases, rounds=3, chunk=0, device=CPU, yardstick=Yardstick(int, 20.0))
     # rounds: the case 4, 8, 16 s and the machine 2, 4, 4 s for 20 of what the case needs 30
     assert timing.rounds == (4.0, 8.0, 16.0)
     assert timing.share == pytest.approx(0.75)
-    assert timing.pace == pytest.approx(2 / 20 / 4)
+    assert timing.pace == pytest.approx(5 * 2 / 20 / 4)
 
 
 def test_without_a_yardstick_nothing_is_counted():

@@ -147,6 +147,13 @@ def test_weights_are_averaged_as_asked_whatever_was_scored(invoke, cell):
     assert scored("--set", "train.average=1") == result["weights"]
     last = sorted(line["step"] for line in read_jsonl(cell / "metrics.jsonl") if "valid/loss" in line)
     assert scored("--set", "train.average=2") == last[-2:]
+    averaged = {**result, "weights": steps[:2]}
+    (cell / "spec.yaml").write_text((cell / "spec.yaml").read_text().replace("average: 1", "average: 2"))
+    (cell / "result.json").write_text(json.dumps(averaged))
+    assert scored() == steps[:2]  # whatever was validated last
+    assert scored("--set", "train.average=1") == [result["metrics"]["best/step"]]
+    (cell / "result.json").write_text(json.dumps({**result, "weights": steps[:1]}))
+    assert scored() == steps[:1]
     shutil.rmtree(cell / "checkpoints" / f"step-{last[-2]}")
     told = invoke("eval", cell, "--set", "train.average=2", code=2).stderr
     assert f"of the last 2 validations, steps {last[-2]}, {last[-1]}, not all have their checkpoint still" in told

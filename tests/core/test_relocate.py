@@ -58,6 +58,15 @@ def test_all_of_them_are_moved(compiled):
     assert all(map(torch.equal, held, wanted))
 
 
+@pytest.mark.parametrize("row", [4, -1])
+def test_rows_that_one_of_them_has_not_are_refused(row):
+    """Compiled code would read beyond its end."""
+    held = [torch.randn(6, 2, 3, 5), torch.randn(4, 2, 3, 5)]
+    for into, source in ((row, 0), (0, row)):
+        with pytest.raises(IndexError):
+            relocate(held, torch.tensor([into]), torch.tensor([source]))
+
+
 def test_nothing_to_move():
     relocate([], torch.arange(2), torch.arange(2))
     held = torch.randn(2, 1, 1, 1)

@@ -105,6 +105,21 @@ def test_a_budget_chooses_among_the_numbers_of_a_system(run_folder):
     }
 
 
+def test_a_split_of_the_chosen_metric_is_none_of_another(run_folder, tmp_path: Path):
+    """The paper's DROP is of the test set, whatever the BLEU is of that the table compares."""
+    (tmp_path / "reported.yaml").write_text(
+        "rows:\n"
+        "  - {table: '1', dataset: d, metric: BLEU, system: softmax, value: 30.0, split: valid, source: paper}\n"
+        "  - {table: '1', dataset: d, metric: DROP, system: softmax, value: 5.0, split: test, source: paper}\n"
+    )
+    run = run_folder()
+    run.add("softmax")
+    table = compare({"table": "1", "dataset": "d", "metric": "BLEU", "split": "valid"}, {"softmax": "softmax"})
+    experiment = collect(run.grid(table, source=str(tmp_path / "spec.yaml")))
+    compared, (row,) = comparison(experiment), group(experiment.cells)
+    assert [number and number.value for number in (compared.of(row), compared.of(row, "DROP"))] == [30.0, 5.0]
+
+
 def test_a_row_on_an_axis_that_the_paper_has_not_is_not_the_papers(run_folder):
     """As of `ablate table4 --axis site=all,none` or `--k 2,8`: the paper's numbers are of one site, and of one k."""
     run = run_folder()

@@ -122,3 +122,19 @@ def test_one_seed_stands_once_in_a_row(run_folder):
     run.cells[1]["seed"] = 1
     with pytest.raises(AttnbenchError, match=r"(?s)seed 1 stands twice in one row.*ddense-s1: .*ddense-s2: "):
         group(collect(run.grid()).cells)
+
+
+@pytest.mark.parametrize(("part", "other"), [("folder", "corpus/bbb"), ("digest", "bbb"), ("content_sha256", "e" * 64)])
+def test_other_data_are_refused_by_what_parts_them(run_folder, part, other):
+    run = run_folder()
+    for label in ("dense", "topk-8"):
+        run.add(label, 1, 35.0)
+    path = run.root / "cells" / "topk-8-s1" / "result.json"
+    for data in ("d", other):
+        content = json.loads(path.read_text())
+        for cell in ("dense", "topk-8"):
+            at = run.root / "cells" / f"{cell}-s1" / "result.json"
+            own = {**content["data"], "digest": "d", **({part: data} if cell == "topk-8" and data == other else {})}
+            at.write_text(json.dumps({**json.loads(at.read_text()), "data": own}))
+    with pytest.raises(AttnbenchError, match=rf"the data \({part}\) differs"):
+        group(collect(run.grid()).cells)

@@ -283,3 +283,18 @@ def test_what_is_never_tested_is_named(run):
     folder = run.grid({"value": ["test/bleu", "test/chrf"]})
     assert "- no test is made of test chrF: rows without a mark may be level with the best" in render(folder, "md")
     assert "no test is made" not in render(run.grid(), "md")
+
+
+@pytest.mark.parametrize("kind", ["13a", "13a_lc", "tok", "tok_lc"])
+def test_every_kind_of_bleu_is_tested_as_it_is_scored(run_folder, kind):
+    run = run_folder()
+    case, tokenizer = "lc" if kind.endswith("lc") else "mixed", "13a" if kind.startswith("13a") else "none"
+    references = [line.title() + "." for line in REFERENCES]
+    sides = {label: spoil(references, share, seed) for label, share, seed in (("good", 0.1, 1), ("near", 0.12, 2))}
+    sides["near"] = [line.swapcase() if number % 3 else line for number, line in enumerate(sides["near"])]
+    for label, lines in sides.items():
+        signature = f"nrefs:1|case:{case}|eff:no|tok:{tokenizer}|smooth:exp|version:2.6.0"
+        run.add(label, 1, corpus_bleu(lines, references, kind).value, lines=lines, references=references,
+                signature=signature)  # fmt: skip
+    run.grid()
+    assert p(run.root, "near") == paired_bootstrap(sides["good"], sides["near"], references, kind)

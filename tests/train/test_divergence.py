@@ -104,6 +104,7 @@ def test_the_best_checkpoint_before_a_divergence_is_kept(toys: Any):
     ([3.0, 1.0, 9.0, 8.0, 7.5], (15, 3, "from 1 to 7.5 nats")),
     ([1.0, 9.0, 1.5, 9.0], (20, 4, "from 1 to 9 nats")),
     ([1.0, 1e30], (10, 2, "from 1 to 1e+30 nats")),
+    ([1.0, 3.31], (10, 2, "from 1 to 3.31 nats")),
 ])  # fmt: skip
 def test_a_loss_that_rises_and_stays_there_is_a_divergence(toys: Any, losses: list[float], at: Any):
     toy = toys(toys.Task(of_epochs=losses), max_steps=1000, max_epochs=len(losses), validate_every="epoch")

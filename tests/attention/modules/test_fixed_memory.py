@@ -174,6 +174,15 @@ def test_plus_one_is_symmetric_and_as_printed_is_not():
     assert (printed.flip(0, 1) - printed).abs().max() > 0.1
 
 
+@pytest.mark.parametrize("offset", ["as_printed", "plus_one"])
+def test_what_lies_beyond_the_longest_source_counts_as_its_end(offset):
+    like = torch.zeros(1, 7, 3, dtype=torch.float64)
+    found = encodings(like, None, 4, offset)[0]
+    assert torch.equal(found[4:], found[4].expand(3, 3))
+    assert (found > 0).any(1).all()
+    assert not torch.equal(found[4], found[3])
+
+
 def test_one_token_gets_all_of_each_slot():
     """As printed the last slot's encoding of it is 0 / 0."""
     like = torch.zeros(1, SOURCE, SLOTS)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from attnbench.attention.backends import few
 from attnbench.attention.modules.multihead import MultiHead, MultiHeadSpec
 from attnbench.attention.patterns.full import FullSpec
 from attnbench.attention.reference import attend
@@ -316,3 +317,18 @@ def test_who_builds_otherwise_may_split_the_width_otherwise():
     """Else kernels that fit are refused, or ones that do not are asked for."""
     assert MultiHeadSpec.headed
     assert Own.headed is None
+
+
+@pytest.mark.parametrize("kind", ["softmax", "topk", "entmax15"])
+@pytest.mark.parametrize("length", [1, 2, few.MOST])
+def test_a_short_pass_is_no_step(kind, length):
+    """A step sees all keys, and so does no position of a pass but the last."""
+    _, module = build(transforms.parse(kind) if kind != "topk" else filled(kind, "decoder_self"), "decoder_self")
+    module.float().eval()
+    given, at = draw(BATCH, length, WIDTH).float(), Positions(torch.arange(length), torch.arange(length))
+    with torch.no_grad():
+        memory = module.memorize(given, None)
+        found = module(given, memory, at, need_weights=False).context
+        wanted, weights, _ = module(given, memory, at, need_weights=True)
+    assert not weights.triu(1).any()
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)

@@ -13,6 +13,7 @@ from attnbench.attention.patterns.full import FullSpec
 from attnbench.attention.reference import attend
 from attnbench.attention.scores.base import scores
 from attnbench.attention.site import Site
+from attnbench.attention.spec import AttentionSpec
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.types import Dims, Positions
 from attnbench.core.dropout import Dropout
@@ -197,3 +198,16 @@ def test_half_precision_weights_work_too(score):
     context = module(query.bfloat16(), module.memorize(keys.bfloat16(), valid), POSITIONS).context
     assert context.dtype == torch.bfloat16
     assert context.isfinite().all()
+
+
+def test_what_is_spent_is_before_dropout():
+    """A step gives one unit, whatever dropout makes of it."""
+    site = AttentionSpec.model_validate({"cross": {"module": "single_head", "transform": "csparsemax"}}).site("cross")
+    torch.manual_seed(3)
+    module = site.build("cross", 64, Dims(heads=1, query_width=WIDTH, key_width=WIDTH), 0.5).double().train()
+    query, keys, _ = states()
+    memory = module.memorize(keys, None)._replace(fertility=torch.full((BATCH, KEYS), 2.0, dtype=torch.float64))
+    history = None
+    for steps in (1, 2):
+        _, _, history = module(query[:, :1], memory, Positions(torch.arange(1), torch.arange(KEYS)), history=history)
+        close(history.spent.sum(-1), torch.full((BATCH, 1), float(steps), dtype=torch.float64))

@@ -107,6 +107,13 @@ def test_ratio_counts_each_row_by_itself_and_never_below_at_least():
     assert kept == [min(i, max(2, math.ceil(i / 4))) for i in range(1, 13)]
 
 
+def test_at_least_holds_where_the_ratio_gives_fewer():
+    scores = torch.arange(20.0)
+    for ties in ("threshold", "index"):
+        assert topk(scores, ratio=0.1, at_least=5, ties=ties).nonzero().flatten().tolist() == [15, 16, 17, 18, 19]
+        assert int((topk(scores, ratio=0.1, at_least=30, ties=ties) > 0).sum()) == 20
+
+
 def test_ratio_equals_k_on_a_full_row_and_ignores_padding():
     scores = torch.randn(4, 20, dtype=torch.float64)
     padded = torch.cat([scores, torch.full((4, 9), 50.0)], -1)

@@ -123,6 +123,24 @@ def test_learning_is_a_function_of_the_seed_and_leaves_the_generator_alone():
     assert torch.equal(*results)
 
 
+def test_the_sink_is_no_lesson():
+    tagger = build(SMALL)
+    source = lesson([(4, 1), (8, 1)], [(3, 2)])
+    words = tagger._lesson(source)[2]
+    assert words.sum(1).tolist() == [2, 1]
+    assert not words[source.data == EOS].any()
+
+
+def test_ones_weigh_what_is_said():
+    """Where they weigh nothing, nothing is learned of them, and every word may have more."""
+    found = []
+    for weight in (1.0, 1e-3):
+        tagger = build({**SMALL, "epochs": 3, "weight_of_one": weight})
+        tagger.learn(drawn(20, 1), drawn(4, 2), seed=5)
+        found.append(float(tagger(lesson([(5, 1), (6, 1), (7, 1)]))[0, :3].mean()))
+    assert found[1] > found[0] + 0.3
+
+
 def test_larger_fertilities_count_as_the_most():
     tagger = build({**SMALL, "epochs": 1})
     tagger.learn([lesson([(4, 30)])], [lesson([(4, 30)])], seed=1)
