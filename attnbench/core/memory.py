@@ -6,16 +6,7 @@ import errno
 
 import torch
 
-_PASSING = (
-    errno.EACCES,
-    errno.EPERM,
-    errno.EIO,
-    errno.ESTALE,
-    errno.ETIMEDOUT,
-    errno.ENOMEM,
-    errno.EMFILE,
-    errno.ENFILE,
-)
+_PASSING = (errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM, errno.EMFILE)
 
 
 def is_full(error: RuntimeError) -> bool:

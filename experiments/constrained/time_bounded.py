@@ -8,6 +8,7 @@ are the median, the least, and the ratio of the medians.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections import defaultdict
@@ -21,7 +22,6 @@ from attnbench.attention.transforms.csparsemax import csparsemax
 from attnbench.train.runtime import keep_freed_memory
 
 SHAPE = (64, 4, 32, 32)
-ROUNDS = 60
 
 METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "softmax": lambda scores, upper: scores.softmax(-1),
@@ -51,16 +51,19 @@ def seconds(method: Callable[[Tensor, Tensor], Tensor], scores: Tensor, upper: T
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=60)
+    rounds = parser.parse_args().rounds
     keep_freed_memory()
     torch.manual_seed(0)
     scores, grad = torch.randn(SHAPE), torch.randn(SHAPE)
     bounds = {"fertilities": fertilities(), "tight": tight()}
     times: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for kind, upper in bounds.items():
             for name, method in METHODS.items():
                 times[kind, name].append(seconds(method, scores, upper, grad))
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {list(SHAPE)}, float32, {ROUNDS} rounds")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {list(SHAPE)}, float32, {rounds} rounds")
     for (kind, name), taken in times.items():
         median, base = statistics.median(taken), statistics.median(times[kind, "softmax"])
         print(f"{kind:12} {name:11} {1e3 * median:6.2f} ms (least {1e3 * min(taken):5.2f})  {median / base:5.1f} x")
