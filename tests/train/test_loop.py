@@ -8,6 +8,7 @@ import torch
 from pydantic import ValidationError
 
 from attnbench.core.errors import AttnbenchError
+from attnbench.tasks.base import EVAL_TOKENS
 from attnbench.train.state import checkpoint_steps, load_average
 
 
@@ -242,3 +243,17 @@ def test_an_update_of_several_epochs_is_refused_where_epochs_count(toys: Any, co
     steps = {"max_steps": 2, "validate_every": 1}
     toy = toys(toys.Task(of_epochs=[1.0] * 9), accumulate=2 * toys.per_epoch + 1, **steps)
     assert toy().state.step == 2
+
+
+@pytest.mark.parametrize(("batch_tokens", "wanted"), [(512, EVAL_TOKENS), (2 * EVAL_TOKENS, 2 * EVAL_TOKENS)])
+def test_validation_takes_as_much_at_once_as_scores_at_the_end_do(toys: Any, batch_tokens: int, wanted: int):
+    task, seen = toys.Task(), []
+    validate = task.validate
+
+    def spy(model: Any, data: Any, split: str, tokens: int) -> dict[str, float]:
+        seen.append(tokens)
+        return validate(model, data, split, tokens)
+
+    task.validate = spy
+    toys(task, batch_tokens=batch_tokens)()
+    assert seen == [wanted] * 3
