@@ -250,7 +250,7 @@ class Fall(NamedTuple):
 class Comparison(NamedTuple):
     """fallen: worst first. gone: (section, group, name) of cases that were measured then, in a group that is measured
     now. compared: how many ratios. other: how many ratios of then are of groups that are not measured now. renewed:
-    what is said of packages that have another version, beside which nothing is compared."""
+    what is said of packages of another version that are baselines: nothing is compared with them."""
 
     fallen: list[Fall]
     gone: list[Key]
@@ -277,9 +277,11 @@ def compare(before: dict[str, Any], now: dict[str, Any], tolerance: float) -> Co
     left_out = tuple(f"{peer}: " for peer in before["peers"] if peer not in now["peers"])
     gone = [
         key for key in _keys(before) if key[:2] in groups and key not in measured and not key[2].startswith(left_out)
-    ]
+        and _package(key[2]) not in renewed
+    ]  # fmt: skip
     other = sum(key[:2] not in groups for key in old)
-    said = tuple(f"{name} was {before['peers'][name]}, now {now['peers'][name]}" for name in renewed)
+    beside = {_package(name) for section in before["sections"] for name in section.get("baseline", ())}
+    said = tuple(f"{name} was {before['peers'][name]}, now {now['peers'][name]}" for name in renewed if name in beside)
     return Comparison(sorted(fallen, key=lambda fall: fall.now / fall.before), gone, len(both), other, said)
 
 

@@ -81,7 +81,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
         except OSError as error:  # a disk that is full, a folder that may not be written
             place = f"{error.filename}: " if error.filename else ""
             refused = error.filename and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
-            mend = "; give yourself the right to write there, or name another place" if refused else ""
+            mend = "; give yourself the rights to it, or name another place" if refused else ""
             typer.echo(f"error: {place}{error.strerror or error}{mend}", err=True)
             raise typer.Exit(1) from None
 

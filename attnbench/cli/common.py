@@ -91,9 +91,12 @@ def settings(
     runs: Path, jobs: int = 1, device: str | None = None, fresh: bool = False, source: Path | None = None,
     offline: bool = False,
 ) -> Settings:  # fmt: skip
+    from attnbench.core.errors import SpecError
     from attnbench.core.files import cache_root
     from attnbench.experiment.settings import Settings
 
+    if runs.exists() and not runs.is_dir():
+        raise SpecError(f"--runs {runs}: this is a file; name a folder, which is made if need be")
     bars = log_console() if sys.stderr.isatty() and logging.getLogger("attnbench").isEnabledFor(logging.INFO) else None
     return Settings(runs, cache_root(), jobs, device, fresh, source, offline, bars)
 

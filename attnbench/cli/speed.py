@@ -115,7 +115,7 @@ def _tell(found: Comparison, allowed: float) -> None:
     for section, group, name in found.gone:
         typer.echo(f"gone: {section}: {name} ({group}) was measured then", err=True)
     for each in found.renewed:
-        typer.echo(f"not compared: what is timed beside {each}", err=True)
+        typer.echo(f"{each}: what is timed beside it is not compared", err=True)
     if not found.compared:
         raise SpecError(NOTHING_IN_COMMON)
     other = f"; {found.other} of the earlier ones are of what was not measured now" if found.other else ""

@@ -34,18 +34,26 @@ def cache_root() -> Path:
 def require_writable(path: Path, option: str, *, folder: bool) -> None:
     """Raise SpecError where a folder (else a file) `path`, which need not be there, cannot be written: said before
     work that would be lost. option: what named the path."""
-    if path.exists() and path.is_dir() != folder:
+    there = os.path.exists(path)  # where Path.exists raises, nothing can be written either
+    if there and os.path.isdir(path) != folder:
         mend = "this is a file; name a folder, which is made if need be" if folder else "this is a folder; name a file"
         raise SpecError(f"{option} {path}: {mend}")
+    broken = next((each for each in [path] * folder + list(path.parents) if _leads_nowhere(each)), None)
+    if broken is not None:
+        raise SpecError(f"{option} {path}: {broken} is a link to what is not there; mend it, or name another place")
     at, rights = path, os.W_OK
-    if not path.exists() or path.is_file():  # it is made, or another takes its place: in its folder
-        at = next(each for each in path.resolve().parents if each.exists())
+    if not there or os.path.isfile(path):  # it is made, or another takes its place: in its folder
+        at = next(each for each in path.resolve().parents if os.path.exists(each))
     if at.is_dir():
         rights |= os.X_OK
     elif at != path:
         raise SpecError(f"{option} {path}: {at} is a file; name another place")
     if not os.access(at, rights):
         raise SpecError(f"{option} {path}: nothing can be written to {at}; name another place")
+
+
+def _leads_nowhere(path: Path) -> bool:
+    return os.path.islink(path) and not os.path.exists(path)
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:

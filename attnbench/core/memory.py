@@ -17,7 +17,10 @@ def is_full(error: RuntimeError) -> bool:
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether a file may be sound although it could not be read: memory is full, or its disk does not answer."""
+    """Whether a file may be sound although it could not be read: memory is full, its disk or a GPU does not answer."""
     if isinstance(error, OSError):
         return error.errno in _PASSING
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and is_full(error))
+    said = ("allocate memory", "CUDA error")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and (is_full(error) or any(words in str(error) for words in said))
+    )

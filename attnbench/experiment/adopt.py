@@ -42,7 +42,7 @@ def find_done(root: Path, cell: Cell, elsewhere: Iterable[Path], content: str | 
     target = cell_folder(root, cell.folder)
     for place in elsewhere:
         for result in sorted(place.glob(f"**/{CELLS}/*-{cell.digest[:8]}/{RESULT}")):
-            if result.parent != target and _belongs(result, cell, content):
+            if result.parent != target and is_same_run(result.parent, cell.digest, content):
                 return result.parent
     return None
 
@@ -76,10 +76,11 @@ def _copy(source: Path, target: Path) -> None:
     write_atomic(target / RESULT, (source / RESULT).read_bytes())
 
 
-def _belongs(result: Path, cell: Cell, content: str | None) -> bool:
+def is_same_run(folder: Path, digest: str, content: str | None) -> bool:
+    """Whether a cell's folder holds the result of that digest, made from data of that hash (None: whichever)."""
     try:
-        found = read_result(result.parent)
+        found = read_result(folder)
     except AttnbenchError:
         return False  # damaged: no result
     made_from = found.get("data", {}).get("content_sha256")
-    return found.get("digest") == cell.digest and (content is None or made_from in (None, content))
+    return found.get("digest") == digest and (content is None or made_from in (None, content))

@@ -18,9 +18,10 @@ from attnbench.core.files import read_json, read_jsonl
 from attnbench.core.run_files import CELLS, CHECKPOINTS, GRID, LOG, RESULT, SPEC
 from attnbench.core.spec import spec_error, unknown
 from attnbench.data.corpus import Data
+from attnbench.experiment.adopt import is_same_run
 from attnbench.experiment.document import override_document, read_document
 from attnbench.experiment.pipeline import build_model, require_prepared, require_same_data
-from attnbench.experiment.run import RUN_AGAIN
+from attnbench.experiment.run import RUN_AGAIN, read_result
 from attnbench.experiment.spec import CellSpec
 from attnbench.tasks.base import EVAL_TOKENS, Metrics, Task
 from attnbench.train.onednn import use_onednn_float32
@@ -147,9 +148,9 @@ def _why_none(cell: Path) -> str:
     outcome = read_json(result, RUN_AGAIN).get("outcome", {}) if result.exists() else {}
     if outcome.get("kind") == "diverged":
         return f"the training {outcome['text']}; train it again at a lower rate, clipped, or in fp32"
-    if (trained := _trained_elsewhere(cell)) is not None:
-        return f"the same run was trained for another table; name {trained}"
     if outcome:
+        if (trained := _trained_elsewhere(cell)) is not None:
+            return f"the same run was trained for another table; name {shlex.quote(str(trained))}"
         return (
             "the result came from another table, or they were removed; name the cell that was trained, or run --fresh"
         )
@@ -158,11 +159,14 @@ def _why_none(cell: Path) -> str:
 
 def _trained_elsewhere(cell: Path) -> Path | None:
     """The cell of the same run in a table near by (names have one part or two) that still has its checkpoints."""
-    cell = cell.absolute()
+    cell, own = cell.absolute(), read_result(cell)
+    content = own.get("data", {}).get("content_sha256")
     same = f"{CELLS}/*-{cell.name.rpartition('-')[-1]}/{CHECKPOINTS}"
     for near in cell.parents[2:4]:
         for found in sorted([*near.glob(f"*/{same}"), *near.glob(f"*/*/{same}")]):
-            if found.parent != cell and checkpoint_steps(found):
+            if found.parent == cell or not checkpoint_steps(found):
+                continue
+            if is_same_run(found.parent, own.get("digest", ""), content):
                 return found.parent.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found.parent
     return None
 

@@ -10,7 +10,7 @@ from attnbench.core.errors import AttnbenchError
 from attnbench.core.files import write_lines
 from attnbench.core.run_files import OUTPUTS, cell_folder
 from attnbench.core.version import git_state
-from attnbench.experiment.adopt import adopt, find_done
+from attnbench.experiment.adopt import adopt, find_done, is_same_run
 from attnbench.experiment.grid import Cell, Experiment
 from attnbench.experiment.pipeline import content_sha256
 from attnbench.experiment.run import is_done, read_result
@@ -79,12 +79,15 @@ def elsewhere(experiment: Experiment, settings: Settings) -> list[Path]:
 
 def warn_of_strangers(root: Path, cells: Iterable[Cell], experiment: Experiment, settings: Settings) -> None:
     """Say which cells that will be trained are done elsewhere, of other data: of an older way to prepare them, say."""
-    places = elsewhere(experiment, settings)
-    found = [find_done(root, cell, places) for cell in cells if is_prepared(cell, settings)]
-    strangers = [place for place in found if place is not None]
+    places, strangers = elsewhere(experiment, settings), []
+    for cell in {cell.digest: cell for cell in cells}.values():
+        content = content_of(cell, settings)
+        found = None if content is None or is_done(root, cell) else find_done(root, cell, places)
+        if found is not None and not is_same_run(found, cell.digest, content):
+            strangers.append(found)
     if strangers:
-        log.warning("%d cells are done elsewhere (%s), but of other data than are prepared now: these are not taken",
-                    len(strangers), strangers[0])  # fmt: skip
+        log.warning("done elsewhere, but of other data than are prepared now, and so not taken: %d of the cells, the "
+                    "first in %s", len(strangers), strangers[0])  # fmt: skip
 
 
 def damaged_results(root: Path, cells: Iterable[Cell]) -> dict[str, str]:

@@ -17,7 +17,8 @@ class Ending(NamedTuple):
     """Why a training ended, at which update and in which pass over the data, both counted from 1.
 
     The log counts passes otherwise: the `epoch` of its lines says how many are done. text: one line for the table.
-    seen: of a divergence, what was not finite, or that the loss rose and stayed high; the step is then where it had.
+    seen: of a divergence, what was not finite, or that the loss rose and stayed high; the step is then where it had, or
+    the last one of a first pass.
     """
 
     kind: Literal["finished", "stopped_early", "diverged"]
@@ -48,11 +49,15 @@ def ending_of(state: TrainState, spec: TrainSpec) -> Ending | None:
 
 
 def _risen(state: TrainState) -> tuple[int, int, float] | None:
-    """Where the loss left the least one behind for good; of a first pass that is not done, by what is seen of it."""
-    if state.cursor[0] or state.lowest is None or not state.passed.tokens:
+    """Where the loss left the least one behind for good. A first pass, done or not, is one of few updates perhaps, in
+    whose mean a moment may weigh: there the last validation must say so, too."""
+    if state.cursor[0] > 1 or state.lowest is None:
         return state.risen
-    nll = state.passed.nll / state.passed.tokens
-    return (state.step, 1, nll) if nll > state.lowest + RISE else None
+    if state.newest is None or state.newest <= state.lowest + RISE:
+        return None
+    nll = state.passed.nll / max(1, state.passed.tokens)
+    first = (state.step, 1, nll) if nll > state.lowest + RISE else None
+    return state.risen if state.cursor[0] else first
 
 
 def _end(state: TrainState, spec: TrainSpec) -> Ending | None:

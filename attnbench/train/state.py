@@ -44,9 +44,9 @@ class TrainState:
     """Where training stands: all that the next update depends on besides weights, optimiser and random state.
 
     cursor: (epoch, pool, batch) of the next batch. best: value of the selection metric at best_step. passed: what was
-    seen of this epoch. least: the least validation loss, in nats a token. lowest: the least training loss of an epoch,
-    or that of the first update. risen: where it left that behind for good, so far: the first such epoch and its last
-    update, and the loss of the latest: (update, epoch, loss).
+    seen of this epoch. least, newest: the least validation loss and the last one, in nats a token. lowest: the least
+    training loss of an epoch, or that of the first update. risen: where it left that behind for good, so far: the first
+    such epoch and its last update, and the loss of the latest: (update, epoch, loss).
     """
 
     step: int = 0
@@ -61,6 +61,7 @@ class TrainState:
     least: float | None = None
     lowest: float | None = None
     risen: tuple[int, int, float] | None = None
+    newest: float | None = None
 
 
 def _name(step: int) -> str:
@@ -90,6 +91,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 def _read_weights(model: nn.Module, path: Path) -> dict[str, Tensor]:
     try:
+        path.open("rb").close()  # safetensors says of a file that may not be read that there is none
         tensors = load_file(path)
     except Exception as error:  # safetensors raises its own type, which has no stable home
         if is_passing(error):

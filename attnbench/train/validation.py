@@ -38,6 +38,7 @@ def validate(
             values["bleu"] = task.evaluate(model, data, "valid", validator, tokens, brief=True).values["bleu"]
     model.train()
     value = -values["loss"] if spec.select == "loss" else values.get("bleu", math.nan)
+    state.newest = values["loss"]
     state.least = values["loss"] if state.least is None else min(state.least, values["loss"])
     # BLEU without smoothing is 0 for a while; until it moves, the newest weights are the best and none is stale,
     # but for those of a training that has diverged

@@ -185,6 +185,15 @@ def test_other_packages_do_not_fall():
     assert (found.fallen, found.compared, found.worse) == ([], 1, False)
 
 
+def test_a_case_that_a_new_version_lacks_is_not_gone():
+    before = document(section(timing("base", 1.0), timing("entmax: a", 10.0)), ["entmax"])
+    now = document(section(timing("base", 1.0)), ["entmax"])
+    assert compare(before, now, 0.1).worse
+    now["peers"]["entmax"] = "2"
+    found = compare(before, now, 0.1)
+    assert (found.gone, found.renewed, found.worse) == ([], (), False)  # what is compared here hangs on no package
+
+
 def test_nothing_is_compared_beside_another_version():
     """A peer that became faster makes nothing here slower."""
     name = "CTranslate2, float32"

@@ -145,7 +145,7 @@ def test_a_device_that_is_not_there_is_told_before_anything_is_done(invoke, tiny
     (KeyboardInterrupt(), 130, "interrupted; run the same command again to go on"),
     (OSError(errno.ENOSPC, "No space left on device", "runs/x"), 1, "error: runs/x: No space left on device"),
     (PermissionError(errno.EACCES, "Permission denied", "runs"), 1,
-     "error: runs: Permission denied; give yourself the right to write there, or name another place"),
+     "error: runs: Permission denied; give yourself the rights to it, or name another place"),
 ])  # fmt: skip
 def test_exit_codes(invoke, monkeypatch, tiny, error, code, words):
     def raise_it(*_: object, **__: object) -> None:

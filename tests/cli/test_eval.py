@@ -89,7 +89,7 @@ def test_a_result_without_its_checkpoints_says_why(invoke, cell):
 
 def test_where_the_same_run_was_trained_is_named(invoke, cell, tmp_path, monkeypatch):
     """A result taken over from another table has no checkpoints."""
-    for name in ("other", "group/other"):
+    for name in ("group/other", "other"):
         taken = tmp_path / "runs" / name / "cells" / cell.name
         shutil.copytree(cell, taken, ignore=shutil.ignore_patterns("checkpoints"))
         told = invoke("eval", taken, code=4).stderr
@@ -98,6 +98,12 @@ def test_where_the_same_run_was_trained_is_named(invoke, cell, tmp_path, monkeyp
         assert f"name {cell}\n" in invoke("eval", taken, code=4).stderr
         monkeypatch.chdir(tmp_path)
     assert "test/bleu" in invoke("eval", told.split("name ")[1].strip()).stdout
+    for field, value in (("digest", cell.name[-8:] + "0000"), ("data", {"content_sha256": "0"})):
+        result = json.loads((taken / "result.json").read_text())
+        (cell / "result.json").write_text(json.dumps({**result, field: value}))  # not the same run after all
+        assert "or they were removed" in invoke("eval", taken, code=4).stderr
+    (cell / "result.json").unlink()  # nor one that goes on
+    assert "or they were removed" in invoke("eval", taken, code=4).stderr
 
 
 def test_a_line_that_is_too_long_is_named(invoke, cell):

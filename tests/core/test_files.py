@@ -263,6 +263,8 @@ def test_a_place_is_tried_before_anything_is_written_there(tmp_path: Path, monke
         (True, "file", "file: this is a file; name a folder, which is made if need be"),
         (True, "file/below", "file is a file; name another place"),
         (False, "file/below/it", "file is a file; name another place"),
+        (True, "link", "link is a link to what is not there; mend it, or name another place"),
+        (False, "link/below", "link is a link to what is not there; mend it, or name another place"),
         (False, ".", ": this is a folder; name a file"),
     ]:
         with pytest.raises(SpecError, match=f"--out .*{said}$"):

@@ -21,6 +21,8 @@ def test_a_full_memory_is_told_from_other_errors(error: RuntimeError, full: bool
 @pytest.mark.parametrize(("error", "passing"), [
     (torch.cuda.OutOfMemoryError("CUDA out of memory"), True),
     (MemoryError(), True),
+    (RuntimeError("[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory"), True),
+    (RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"), True),
     (PermissionError(13, "Permission denied"), True),
     (OSError(5, "Input/output error"), True),
     (FileNotFoundError(2, "No such file or directory"), False),
