@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attnbench.core import files
 from attnbench.core.errors import AttnbenchError, SpecError
 from attnbench.core.files import (
     append_jsonl,
@@ -113,7 +115,7 @@ def test_lines_of_every_path():
         ("a:\n  b: 1\n  b: 1\n", 3, "'b' stands twice"),
         ("a: [{b: 1, b: 2}]\n", 1, "'b' stands twice"),
         ("a: 1\n b: 2\n", 2, "not valid YAML"),
-        ("a: [1, 2\n", 2, "not valid YAML"),
+        ("a: [1, 2\n", 1, "not valid YAML"),  # not the line behind its end
         ("a: !!python/object:os.system x\n", 1, "not valid YAML"),
         ("a: 1\nb: *nothing\n", 2, "not valid YAML"),
         ("b: 1\na: &x\n  - *x\n", 2, "deep"),
@@ -129,6 +131,28 @@ def test_a_fault_names_its_line(text: str, line: int, word: str):
 def test_what_cannot_be_read_is_a_spec_error(text: str):
     with pytest.raises(SpecError, match=r"spec\.yaml"):
         parse_yaml(text, "spec.yaml")
+
+
+def test_without_libyaml_the_same_is_read(monkeypatch: pytest.MonkeyPatch):
+    texts = ["a: 1e-3\nb: [no, 010, 1_000, .inf]\n? - c\n: &x {d: *y}\n", "a: &x {b: 1}\nc: [*x, {<<: *x, d: 2}]\n",
+             "a: [1\n", "- 'it''s'\n- \"\\u00e9\\n\"\n- |\n  two\n  lines\n- 2020-01-01\n"]  # fmt: skip
+
+    def read() -> list[Any]:
+        found: list[Any] = []
+        for text in texts:
+            try:
+                found.append(parse_yaml(text, "spec.yaml"))
+            except SpecError as error:
+                found.append(str(error).split(": ")[0])
+        return found
+
+    fast = read()
+    plain = type("Plain", (yaml.SafeLoader,), {
+        "yaml_implicit_resolvers": files._Loader.yaml_implicit_resolvers,
+        "yaml_constructors": files._Loader.yaml_constructors,
+    })  # fmt: skip
+    monkeypatch.setattr(files, "_Loader", plain)
+    assert read() == fast
 
 
 def test_an_empty_text_is_nothing():
