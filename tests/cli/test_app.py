@@ -81,7 +81,7 @@ def test_bad_usage_is_told_with_the_nearest_name(invoke, arguments, words):
     ("name: x\ntask: {kind: translation, dataset: demo}\ntrain:\n  precision: fp61\n", "spec.yaml:4: train.precision",
      "known: fp32, bf16"),
     ("name: x\nname: y\n", "spec.yaml:2", "stands twice"),
-    ("name: [\n", "spec.yaml:2", "not valid YAML"),
+    ("name: [\n", "spec.yaml:1", "not valid YAML"),
     ("- 1\n", "spec.yaml", "a spec is a mapping"),
     ("name: a/cells\ntask: {kind: translation, dataset: demo}\n", "spec.yaml:1: name", "keeps its own cells"),
     ("name: x\n1: 2\n", "spec.yaml:2: 1: unknown key", "1"),

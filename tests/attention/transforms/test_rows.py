@@ -102,6 +102,9 @@ def test_compiled_is_plain(name, dtype, data):
     upstream = torch.randn_like(scores)
     compiled, plain = both(name, scores, upstream, **masks)
     if dtype == torch.float64:
+        edge = ((compiled[0] > 0) != (plain[0] > 0)).any(-1, keepdim=True)  # a weight of 7e-18 has a say in gradients
+        if edge.any():
+            compiled, plain = both(name, scores, upstream.masked_fill(edge, 0.0), **masks)
         same(compiled, plain, 1e-11)
     else:  # at the edge of the support a gradient hangs on digits that float32 has not: of one set of weights, then
         with native.off():
