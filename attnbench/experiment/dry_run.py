@@ -16,7 +16,7 @@ from attnbench.experiment.finished import (
     elsewhere,
     is_prepared,
     of_other_data,
-    warn_of_strangers,
+    warn_of_results_not_taken,
 )
 from attnbench.experiment.grid import Cell, Experiment
 from attnbench.experiment.pipeline import count_parameters
@@ -68,7 +68,7 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
                 "data_ready": is_prepared(cell, settings) and at not in unsettled,
             }
         )
-    warn_of_strangers(root, pending, experiment, settings)
+    warn_of_results_not_taken(root, pending, experiment, settings)
     if perhaps:
         log.warning(
             "%d cells are done elsewhere, where that was of the same text: `attnbench prepare` settles it", perhaps

@@ -77,17 +77,17 @@ def elsewhere(experiment: Experiment, settings: Settings) -> list[Path]:
     return [place for place in places if place.is_dir()]
 
 
-def warn_of_strangers(root: Path, cells: Iterable[Cell], experiment: Experiment, settings: Settings) -> None:
+def warn_of_results_not_taken(root: Path, cells: Iterable[Cell], experiment: Experiment, settings: Settings) -> None:
     """Say which cells that will be trained are done elsewhere, of other data: of an older way to prepare them, say."""
-    places, strangers = elsewhere(experiment, settings), []
+    places, others = elsewhere(experiment, settings), []
     for cell in {cell.digest: cell for cell in cells}.values():
         content = content_of(cell, settings)
         found = None if content is None or is_done(root, cell) else find_done(root, cell, places)
         if found is not None and not is_same_run(found, cell.digest, content):
-            strangers.append(found)
-    if strangers:
+            others.append(found)
+    if others:
         log.warning("done elsewhere, but of other data than are prepared now, and so not taken: %d of the cells, the "
-                    "first in %s", len(strangers), strangers[0])  # fmt: skip
+                    "first in %s", len(others), others[0])  # fmt: skip
 
 
 def damaged_results(root: Path, cells: Iterable[Cell]) -> dict[str, str]:

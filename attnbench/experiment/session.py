@@ -15,7 +15,7 @@ from attnbench.experiment.finished import (
     is_prepared,
     may_have_changed,
     take_finished,
-    warn_of_strangers,
+    warn_of_results_not_taken,
 )
 from attnbench.experiment.grid import Cell, Experiment
 from attnbench.experiment.grid_file import write_grid
@@ -54,7 +54,7 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
     twins = [cell for cell in cells if cell not in done and cell not in pending]
     prepare_data([cell for cell in pending if not is_prepared(cell, settings)], settings)
     if not settings.fresh:
-        warn_of_strangers(root, pending, experiment, settings)
+        warn_of_results_not_taken(root, pending, experiment, settings)
     write_grid(root, experiment, command)
     written = (root / GRID).read_bytes()
     if settings.jobs > 1 and len(pending) > 1 and any(cell.spec.timing for cell in pending):

@@ -154,7 +154,7 @@ def load_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.
         optimizer.load_state_dict(content["optimizer"])
         torch.set_rng_state(content["rng"])
         if content["rng_cuda"] and device.type == "cuda":
-            torch.cuda.set_rng_state(_own(content["rng_cuda"], device), device)
+            torch.cuda.set_rng_state(_rng_of(content["rng_cuda"], device), device)
         train = content["train"]
         windows = {name: Window(**train.get(name, {})) for name in ("window", "passed")}  # older ones lack `passed`
         return TrainState(**{**train, "cursor": tuple(train["cursor"]), **windows})
@@ -167,7 +167,7 @@ def load_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.
         ) from None
 
 
-def _own(states: Sequence[Tensor], device: torch.device) -> Tensor:
+def _rng_of(states: Sequence[Tensor], device: torch.device) -> Tensor:
     """The random state of a GPU: one is kept; older checkpoints hold those of every one that was there."""
     index = device.index or 0
     return states[index if index < len(states) else 0]

@@ -14,7 +14,7 @@ from attnbench.core.errors import AttnbenchError
 from attnbench.train.state import (
     TrainState,
     Window,
-    _own,
+    _rng_of,
     checkpoint_steps,
     load_average,
     load_checkpoint,
@@ -151,8 +151,8 @@ def test_random_states_of_gpus_that_are_not_here(tmp_path: Path):
     states = [torch.full((16,), fill, dtype=torch.uint8) for fill in range(3)]
     torch.save({**content, "rng_cuda": states}, path)
     assert load_checkpoint(tmp_path, 7, model, optimizer) == STATE  # on a processor
-    assert [int(_own(states, torch.device("cuda", index))[0]) for index in range(5)] == [0, 1, 2, 0, 0]
-    assert int(_own(states[1:2], torch.device("cuda", 4))[0]) == 1
+    assert [int(_rng_of(states, torch.device("cuda", index))[0]) for index in range(5)] == [0, 1, 2, 0, 0]
+    assert int(_rng_of(states[1:2], torch.device("cuda", 4))[0]) == 1
 
 
 def test_a_disk_that_is_full_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
