@@ -55,19 +55,20 @@ int smoothed(
                 continue;
             }
             const T* from = logits + i * words;
+            const float wanted = wide(from[target[i]]);
+            const float near = std::isfinite(wanted) ? wanted : 0;  // logits that lie far from 0 lie near one another
             float top = -INFINITY, all = 0;
 #pragma omp simd reduction(max : top) reduction(+ : all)
             for (int64_t v = 0; v < words; ++v) {
                 z[v] = wide(from[v]);
                 top = z[v] > top ? z[v] : top;
-                all += z[v];
+                all += z[v] - near;
             }
-            const float wanted = z[target[i]];
             const float mass = powers<T>(z, words, top, from + words, to ? to : from);
             const bool sound = all == all && top < INFINITY;  // a NaN among the logits is in their sum
             const float log_mass = sound ? std::log(mass) : NAN;  // the top is taken away first: it may dwarf this
             nll[i] = log_mass + (top - wanted);
-            loss[i] = (1 - smoothing) * nll[i] + (smoothing > 0 ? smoothing * (log_mass + (top - all / words)) : 0);
+            loss[i] = (1 - smoothing) * nll[i] + (smoothing > 0 ? smoothing * (log_mass + (top - near - all / words)) : 0);
             if (!to) continue;
             const float scale = sound ? 1 / mass : NAN;
 #pragma omp simd

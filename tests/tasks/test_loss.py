@@ -129,6 +129,17 @@ def test_where_logits_lie_does_not_matter(level, smoothing, compiled):
         assert value.item() == pytest.approx(3 * math.log(32), rel=1e-5)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_logits_that_lie_far_from_0_are_compared_with_one_another(compiled):
+    generator = torch.Generator().manual_seed(0)
+    logits = 1e4 + torch.randn(20, 10_001, generator=generator)
+    target = torch.randint(10_001, (20,), generator=generator)
+    with contextlib.nullcontext() if compiled else native.off():
+        loss, _ = smoothed_cross_entropy(logits, target, 0.9)
+    expected = cross_entropy(logits.double(), target, reduction="sum", label_smoothing=0.9)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
 @pytest.mark.parametrize("wrong", [-1, 30])
 def test_a_target_that_is_no_word_is_an_error(wrong):
     logits, target = case(3, 30, dtype=torch.float32)
