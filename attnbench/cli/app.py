@@ -106,6 +106,8 @@ for name, command in {
 
 def main() -> None:
     """Entry point."""
+    if sys.platform == "win32":
+        sys.exit("error: attnbench runs on Linux and macOS; on Windows, install it in WSL")
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed by the caller

@@ -75,7 +75,7 @@ def specs() -> list[Entry]:
     found += [
         (str(path), path, "experiments")
         for path in sorted(here.rglob("*.yaml"))
-        if path.name != "reported.yaml" and "results" not in path.parts
+        if path.name != "reported.yaml" and "results" not in path.parts and not path.name.startswith(".")
     ]
     return [{"name": name, "where": where, "description": _comment(path)} for name, path, where in found]
 

@@ -146,7 +146,7 @@ def conduct(experiment: Experiment, chosen: Settings, *, dry: bool, as_json: boo
     logger = logging.getLogger("attnbench")
     failures = 0
     command = shlex.join(["attnbench", *sys.argv[1:]])
-    from attnbench.report.table import render, render_terminal, write_results
+    from attnbench.report.table import render_terminal, report, write_results
 
     for outcome in run_grid(experiment, chosen, command):
         if outcome.error is not None:
@@ -158,7 +158,7 @@ def conduct(experiment: Experiment, chosen: Settings, *, dry: bool, as_json: boo
             logger.warning("no table for now: %s", error)
     write_results(root)
     if as_json:
-        sys.stdout.write(render(root, "json"))
+        emit_json(report(root).results())
     else:
         render_terminal(root, console())
     logger.info("results: %s", root)
@@ -211,5 +211,7 @@ def read_lines(path: Path) -> list[str]:
     """The lines of a text file, or of stdin for `-`. Raises DataError when it cannot be read."""
     from attnbench.data import lines
 
+    if str(path) == "-" and sys.stdin is None:
+        raise DataError("stdin is closed; name a file")
     found = lines.lines_of(sys.stdin.buffer, Path("stdin")) if str(path) == "-" else lines.read_lines(path)
     return [line.text for line in found]

@@ -65,8 +65,10 @@ def report(
     except OSError as error:  # a folder that is only to be read still has a table
         log.warning("%s: results.* could not be written there (%s)", folder, error.strerror or error)
     saved = copy(folder, save) if save is not None else None  # first: whoever reads the table may leave early
-    if as_json or format is not None:
-        sys.stdout.write(table.render(folder, "json" if as_json or format is None else format.value))
+    if as_json or format is Format.json:
+        common.emit_json(table.report(folder).results())
+    elif format is not None:
+        sys.stdout.write(table.render(folder, format.value))
     else:
         table.render_terminal(folder, common.console())
     if saved is not None:

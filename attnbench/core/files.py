@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -18,17 +19,21 @@ import yaml
 from attnbench.core.errors import AttnbenchError, SpecError
 
 YamlPath = tuple[str | int, ...]
+_UNSYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
 _DEEPEST = 64
 _LONGEST = 1_000_000
 """Characters of a YAML text once every alias is spelt out; the longest of ours has some ten thousand."""
 
 
 def cache_root() -> Path:
-    """`$ATTNBENCH_CACHE`, else `$XDG_CACHE_HOME/attnbench`, else `~/.cache/attnbench`."""
+    """`$ATTNBENCH_CACHE`, else `$XDG_CACHE_HOME/attnbench`, else `~/.cache/attnbench`. Raises SpecError where that is
+    below the home folder of somebody unknown."""
     own = os.environ.get("ATTNBENCH_CACHE")
-    if own:
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "attnbench"
+    named = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "attnbench"
+    try:
+        return named.expanduser()
+    except RuntimeError:  # as in a container whose user has no entry
+        raise SpecError(f"{named}: this home folder is not known; set ATTNBENCH_CACHE to a folder") from None
 
 
 def require_writable(path: Path, option: str, *, folder: bool) -> None:
@@ -61,7 +66,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
     A link stays one, and a device or a pipe is written to, as nothing can take its place.
     """
-    data = content.encode() if isinstance(content, str) else content
+    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content  # of names that are not
     if path.exists() and not path.is_file():
         with path.open("wb") as file:
             file.write(data)
@@ -74,7 +79,8 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
+        with suppress(OSError):  # some disks have no rights to give
+            os.chmod(name, 0o644)
         os.replace(name, path)
     except BaseException:
         with suppress(FileNotFoundError):
@@ -129,17 +135,25 @@ def sweep(folder: Path) -> None:
 
 def _hidden(path: Path) -> Path:
     work = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    work.chmod(0o755)
+    with suppress(OSError):
+        work.chmod(0o755)
     return work
 
 
 def sync(path: Path) -> None:
-    """A rename may reach the disk before the content it names: a power cut would leave an empty file."""
-    handle = os.open(path, os.O_RDONLY)
+    """A rename may reach the disk before the content it names: a power cut would leave an empty file.
+
+    What some file systems refuse for a folder is left out.
+    """
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if not (path.is_dir() and error.errno in _UNSYNCED):
+            raise
 
 
 def write_json(path: Path, value: Any) -> None:

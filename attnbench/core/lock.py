@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -19,6 +20,9 @@ _PATIENCE = 0.2
 _SILENCE = 20.0
 """Seconds of waiting until it is told."""
 
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+"""What file systems without locks answer: Lustre as it is often mounted, NFS without its daemon."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -28,13 +32,14 @@ class LockedError(Exception):
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold `path` for the length of the block. Raises LockedError when another process holds it."""
+    """Hold `path` for the length of the block. Raises LockedError when another process holds it, OSError where the file
+    system keeps no locks (some of clusters): two processes would spoil one another's files."""
     path.parent.mkdir(parents=True, exist_ok=True)
     patience = time.monotonic() + _PATIENCE
     while True:
         file = path.open("a+")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
             holder = file.read().strip()
@@ -43,6 +48,9 @@ def locked(path: Path) -> Iterator[None]:
                 time.sleep(_PATIENCE / 20)
                 continue
             raise LockedError(f"{path} is held by {holder or 'another process'}") from None
+        except OSError:
+            file.close()
+            raise
         if _is(file.fileno(), path):
             break
         file.close()  # the last holder removed the file between our open and our lock
@@ -67,28 +75,40 @@ def making(path: Path) -> Iterator[None]:
             time.sleep(_SILENCE / 1000)
         if not _taken(lock):
             _log.warning("waiting for %s, which another process makes; if that one was stopped, end it", path)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def _taken(lock: IO[str]) -> bool:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
 
 
 def is_locked(path: Path) -> bool:
-    """True while a living process holds the lock."""
+    """True while a living process holds the lock, False on a file system that keeps none."""
     try:
         with path.open("r") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
     except BlockingIOError:
         return True
-    except FileNotFoundError:
-        return False
+    except OSError as error:
+        if error.errno in (errno.ENOENT, *NO_LOCKS):
+            return False
+        raise
+
+
+def _flock(file: IO[str], operation: int) -> None:
+    try:
+        fcntl.flock(file, operation)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        said = "this file system keeps no locks; name a folder on another disk (--runs, ATTNBENCH_CACHE)"
+        raise OSError(error.errno, said, file.name) from None
 
 
 def _is(descriptor: int, path: Path) -> bool:

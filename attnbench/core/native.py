@@ -204,6 +204,23 @@ def _loaded_elsewhere(target: Path) -> ctypes.CDLL | None:
     return None
 
 
+def _fault(library: Path) -> str | None:
+    """Why a compiled file cannot be loaded, as where the library of a compiler's threads is not found; None: it can."""
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        return None if _loaded_elsewhere(library) else str(error)
+    return None
+
+
+@functools.cache
+def _tell_of(folder: Path) -> None:
+    _log.warning(
+        "%s cannot be written to, or keeps no locks: every process compiles C++ sources anew; set ATTNBENCH_CACHE to "
+        "a folder of your own", folder,
+    )  # fmt: skip
+
+
 def _remade(source: Path, target: Path) -> ctypes.CDLL:
     """A broken file, which the next process would meet again, is made anew; where nothing can be written to the cache,
     one for this process alone."""
@@ -212,6 +229,7 @@ def _remade(source: Path, target: Path) -> ctypes.CDLL:
             with making(target):
                 _compile(source, target)
             return ctypes.CDLL(str(target))
+        _tell_of(target.parent)
         with tempfile.TemporaryDirectory(prefix="attnbench-") as folder:
             _compile(source, Path(folder) / target.name)
             return ctypes.CDLL(str(Path(folder) / target.name))
@@ -229,12 +247,13 @@ def _compile(source: Path, target: Path) -> None:
             for loops in _LOOPS:
                 command = [*(_command() or ()), *_FLAGS, *_SILENT, machine, *loops, str(source), "-o", str(half)]
                 done = _run(command)
-                if done.returncode == 0:
+                fault = done.stderr if done.returncode else _fault(half)
+                if fault is None:
                     sync(half)
                     os.replace(half, target)
                     return
-                said.append(done.stderr.strip()[:500])
-                if _passes(done.stderr):  # with other options it might work, and be slower for good
+                said.append(fault.strip()[:500])
+                if done.returncode and _passes(fault):  # with other options it might work, and be slower for good
                     raise subprocess.CalledProcessError(1, str(source), stderr=said[-1])
     finally:
         _spent.append(time.perf_counter() - started)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+_V1 = ("quota", "period")
 
 
 def name() -> str:
@@ -29,7 +33,46 @@ def identity() -> bytes:
 
 
 def usable_cores() -> int:
-    """The cores this process is bound to, and no more than OMP_NUM_THREADS where that is set."""
+    """The cores this process is bound to, no more than its container may use of them (a quota, rounded up), and no more
+    than OMP_NUM_THREADS where that is set."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return min(cores, int(asked)) if asked.isdecimal() and int(asked) else cores
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # OpenMP takes one for each level, too
+    limits = [*map(math.ceil, _quotas()), *([int(asked)] if asked.isdecimal() else [])]
+    return min([cores, *(limit for limit in limits if limit > 0)])
+
+
+def _quotas(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> Iterator[float]:
+    """Processors that Linux lets each control group of this process use, from its own up to the root: threads beyond
+    them would wait for one another. In a container `root` may be its own group where `groups` names the host's path.
+    """
+    try:
+        lines = groups.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        own = PurePosixPath(path.lstrip("/"))
+        for each in (own, *own.parents):
+            quota = _quota(root / each) if not controllers else _quota_v1(root / controllers / each)
+            if quota is not None and quota > 0:
+                yield quota
+
+
+def _quota(group: Path) -> float | None:
+    """Of a group's cpu.max: `max 100000`, or microseconds of work in a period of so many."""
+    try:
+        allowed, period = (group / "cpu.max").read_text(encoding="ascii").split()
+        return None if allowed == "max" else int(allowed) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _quota_v1(group: Path) -> float | None:
+    try:
+        allowed, period = (int((group / f"cpu.cfs_{name}_us").read_text(encoding="ascii")) for name in _V1)
+        return allowed / period
+    except (OSError, ValueError, ZeroDivisionError):
+        return None

@@ -17,7 +17,7 @@ def version() -> dict[str, Any]:
 
 def git_state() -> tuple[str, bool]:
     """(commit, dirty) of the checkout this package runs from; ("", False) where it is no checkout."""
-    here = Path(attnbench.__file__).resolve().parent
+    here = _package()
     try:
         top = Path(_git(here, "rev-parse", "--show-toplevel"))
         if top != here.parent:
@@ -27,8 +27,14 @@ def git_state() -> tuple[str, bool]:
         return "", False
 
 
+def _package() -> Path:
+    return Path(attnbench.__file__).resolve().parent
+
+
 def _git(folder: Path, *arguments: str) -> str:
     done = subprocess.run(
-        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=20
-    )
+        # the checkout may be another user's, as in a container: its code runs already
+        ["git", "-c", f"safe.directory={_package().parent}", "-C", str(folder), *arguments],
+        capture_output=True, text=True, errors="surrogateescape", check=True, timeout=20,
+    )  # fmt: skip
     return done.stdout.strip()

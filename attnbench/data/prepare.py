@@ -16,7 +16,7 @@ from typing import Any
 import attnbench
 from attnbench.core.errors import DataError
 from attnbench.core.files import folder_atomic, write_json
-from attnbench.core.lock import making
+from attnbench.core.lock import NO_LOCKS, making
 from attnbench.data.build import build
 from attnbench.data.datasets.base import DatasetSpec, datasets
 from attnbench.data.obtain import not_found, obtain
@@ -247,7 +247,12 @@ def _explain(error: OSError, cache: Path) -> DataError:
             f"{cache}: no space left while writing ({error.strerror}); free some, or set ATTNBENCH_CACHE to a folder "
             "on a larger disk. Nothing half-prepared was left behind"
         )
-    return DataError(f"{error.filename or cache}: {error.strerror or error}; check the path and its permissions")
+    place = f"{error.filename or cache}: {error.strerror or error}"
+    if error.errno in NO_LOCKS:
+        return DataError(place)
+    refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+    other = ", or set ATTNBENCH_CACHE to a folder of your own" if refused else ""
+    return DataError(f"{place}; check the path and its permissions{other}")
 
 
 def describe_datasets() -> list[dict[str, Any]]:

@@ -64,6 +64,8 @@ def _mapping(path: Path) -> dict[str, Any]:
 
 
 def _copy(source: Path, target: Path) -> None:
+    if target.is_dir() and source.samefile(target):  # names that differ in case alone, on a disk that sees none
+        return
     for entry in sorted(source.iterdir()):
         if entry.name in (*_UNSAVED, RESULT) or entry.name.startswith("."):
             continue

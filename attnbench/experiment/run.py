@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +119,10 @@ class Run:
         """
         if traceback:
             write_atomic(self.folder / TRACEBACK, traceback)
-        portable = reason.replace(f"{Path.cwd()}/", "").replace(f"{Path.home()}/", "~/")
-        write_atomic(self.folder / ERROR, portable.rstrip() + "\n")
+        for place, short in ((Path.cwd, ""), (Path.home, "~/")):
+            with suppress(OSError, RuntimeError):  # a folder that is gone, a user who has none
+                reason = reason.replace(f"{place()}/", short)
+        write_atomic(self.folder / ERROR, reason.rstrip() + "\n")
 
 
 def environments(path: Path) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ class Sparsity:
         entropy = torch.special.entr(rows).sum(-1) / total + total.log()
         self.rows += rows.shape[0]
         self._attended += (rows > 0).sum().item()
-        self._entropy += entropy.masked_fill(total == 0, 0.0).double().sum().item()
+        self._entropy += entropy.masked_fill(total == 0, 0.0).cpu().double().sum().item()  # not every device has it
 
     @property
     def attended(self) -> float | None:

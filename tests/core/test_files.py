@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import signal
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from attnbench.core import files
 from attnbench.core.errors import AttnbenchError, SpecError
 from attnbench.core.files import (
     append_jsonl,
+    cache_root,
     dump_yaml,
     folder_atomic,
     parse_yaml,
@@ -352,3 +355,45 @@ def test_aliases_that_explode_are_refused_at_once(kind: str):
 def test_aliases_in_measure_are_read():
     value, _ = parse_yaml("a: &a {b: [1, 2]}\nc: [*a, *a]\nd: {<<: *a, e: 3}\n")
     assert value == {"a": {"b": [1, 2]}, "c": [{"b": [1, 2]}] * 2, "d": {"b": [1, 2], "e": 3}}
+
+
+def test_disks_without_rights_or_folders_that_cannot_be_synced_are_written_to(tmp_path: Path, monkeypatch):
+    whole = os.fsync
+
+    def refused(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        whole(handle)
+
+    def forbidden(*given: object, **named: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fsync", refused)
+    monkeypatch.setattr(os, "chmod", forbidden)
+    write_atomic(tmp_path / "file", "text")
+    with folder_atomic(tmp_path / "folder") as work:
+        (work / "a").write_text("a")
+    assert (tmp_path / "file").read_text() == "text"
+    assert (tmp_path / "folder" / "a").read_text() == "a"
+
+
+def test_a_file_that_cannot_be_synced_is_a_fault(tmp_path: Path, monkeypatch):
+    def refused(handle: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", refused)
+    with pytest.raises(OSError, match="Invalid argument"), folder_atomic(tmp_path / "folder") as work:
+        (work / "a").write_text("a")
+    assert not (tmp_path / "folder").exists()
+
+
+def test_a_name_that_is_no_text_can_be_noted(tmp_path: Path):
+    write_json(tmp_path / "a.json", {"command": "runs\udce4"})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"command": "runs\udce4"}
+
+
+def test_a_home_that_nobody_knows_is_told(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("ATTNBENCH_CACHE", "~nobody-of-that-name/cache")
+    with pytest.raises(SpecError, match="home folder is not known; set ATTNBENCH_CACHE"):
+        cache_root()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -128,3 +129,31 @@ def test_who_waits_long_says_for_what(tmp_path: Path, monkeypatch, caplog):
         assert over.is_set()
     for each in others:
         each.join()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP])
+def test_a_file_system_without_locks_is_told_and_looked_at(tmp_path: Path, monkeypatch, number):
+    def refused(file, operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(lock.fcntl, "flock", refused)
+    for hold in (locked, making):
+        with (
+            pytest.raises(OSError, match="keeps no locks; name a folder on another disk") as found,
+            hold(tmp_path / "a"),
+        ):
+            raise AssertionError
+        assert found.value.errno == number
+        assert found.value.filename.startswith(str(tmp_path / "a"))
+    (tmp_path / "b").touch()
+    assert not is_locked(tmp_path / "b")
+
+
+def test_another_fault_of_a_lock_is_not_hidden(tmp_path: Path, monkeypatch):
+    def failed(file, operation):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(lock.fcntl, "flock", failed)
+    (tmp_path / "b").touch()
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        is_locked(tmp_path / "b")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import os
+import subprocess
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from attnbench.core import native
+from attnbench.core import lock, native
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 compiled = pytest.mark.skipif(native.compiler() is None, reason="no C++ compiler")
@@ -243,6 +245,50 @@ exec {" ".join(native._command())} "$@"
     assert len(count.read_text()) == 1
     native._load.cache_clear()
     assert native.load(source).answer() == 42
+
+
+@compiled
+def test_threads_whose_library_is_not_found_are_done_without(source, tmp_path, monkeypatch):
+    """As of a clang++ whose OpenMP lies where the system does not look for it."""
+    absent = tmp_path / "libabsent.so"
+    command = " ".join(native._command())
+    subprocess.run([*native._command(), "-shared", "-fPIC", "-x", "c++", "/dev/null", "-o", absent], check=True)
+    threads = tmp_path / "c++"
+    threads.write_text(
+        f"""#!/bin/sh
+case " $* " in *" -fopenmp "*) [ -f {absent} ] && {command} "$@" -Wl,--no-as-needed {absent}; exit $?;; esac
+exec {command} "$@"
+"""
+    )
+    threads.chmod(0o755)
+    monkeypatch.setenv("CXX", str(threads))
+    compile_, tried = native._run, []
+
+    def run(command):
+        done = compile_(command)
+        if "-fopenmp" in command:
+            tried.append(done.returncode)
+            absent.rename(tmp_path / "gone")
+        return done
+
+    monkeypatch.setattr(native, "_run", run)
+    assert native.load(source).answer() == 42
+    assert tried == [0]
+    monkeypatch.setattr(native, "_compile", lambda *given: pytest.fail("compiled again"))
+    native._load.cache_clear()
+    assert native.load(source).answer() == 42
+
+
+@compiled
+def test_a_cache_that_keeps_no_locks_is_told(source, tmp_path, monkeypatch, caplog):
+    def refused(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock.fcntl, "flock", refused)
+    native._tell_of.cache_clear()
+    assert native.load(source).answer() == 42
+    assert f"{tmp_path / 'cache' / 'native'} cannot be written to, or keeps no locks" in caplog.text
+    assert "ATTNBENCH_CACHE" in caplog.text
 
 
 @compiled

@@ -8,6 +8,7 @@
 #include <new>
 #include <utility>
 
+#include "../../core/_shuffle.hpp"
 #include "_few.hpp"
 
 namespace {
@@ -36,8 +37,7 @@ typedef float Lanes __attribute__((vector_size(LANES * sizeof(float))));
 typedef float Loose __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
 
 template <int S, int... L> inline Lanes joined(Lanes a, Lanes b, std::integer_sequence<int, L...>) {
-    return __builtin_shufflevector(a, b, ((L & S) ? LANES + L : L)...) +
-           __builtin_shufflevector(a, b, ((L & S) ? LANES + L - S : L + S)...);
+    return shuffled<((L & S) ? LANES + L : L)...>(a, b) + shuffled<((L & S) ? LANES + L - S : L + S)...>(a, b);
 }
 template <int S = LANES / 2> inline Lanes sums_of(Lanes* x) {
     for (int i = 0; i < S; ++i) x[i] = joined<S>(x[i], x[i + S], std::make_integer_sequence<int, LANES>{});

@@ -41,13 +41,14 @@ Excess = float | Float[Tensor, "..."]
 def weigh(masked: Float[Tensor, "... K"], excess: Excess) -> Float[Tensor, "... K"]:
     """Weights of masked scores for excess > SOFTMAX_BELOW."""
     if isinstance(excess, float) and excess > 1:
-        rows = centre(masked.double())  # r^(1/e) makes rounding large: in float32 a hundredth at e = 4
+        # r^(1/e) makes rounding large: in float32 a hundredth at e = 4; Apple's GPUs have nothing wider
+        rows = centre((masked.cpu() if masked.device.type == "mps" else masked).double())
         below = rows.centred.mul(excess)
         mass = _powers(below, spoil(_bracketed(below, excess), rows.spoilt), excess)[0]
     else:
         rows = centre(masked)
         mass = _masses(rows.centred, spoil(_climbed(rows.centred, excess), rows.spoilt), excess)[0]
-    return renormalise(mass).to(masked.dtype)
+    return renormalise(mass).to(masked)
 
 
 def _masses(

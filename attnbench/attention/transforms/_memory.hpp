@@ -57,8 +57,8 @@ template <class F> inline M<F> marks(const uint8_t* at, int64_t stride, int coun
 // W / P vectors, each of a row, become vectors with P lanes of every row
 template <int S, class X, int... L> inline void exchange(X& a, X& b, std::integer_sequence<int, L...>) {
     constexpr int W = sizeof...(L);
-    X first = __builtin_shufflevector(a, b, ((L & S) ? W + L - S : L)...);
-    b = __builtin_shufflevector(a, b, ((L & S) ? W + L : L + S)...);
+    X first = shuffled<((L & S) ? W + L - S : L)...>(a, b);
+    b = shuffled<((L & S) ? W + L : L + S)...>(a, b);
     a = first;
 }
 template <class F, int P, int S = F::W / 2> inline void turn(V<F>* tile) {

@@ -13,6 +13,8 @@
 #include <immintrin.h>
 #endif
 
+#include "../../core/_shuffle.hpp"
+
 namespace {
 
 // Bytes of a vector: what one register holds, since g++ takes wider ones apart number by number.
@@ -56,10 +58,10 @@ template <class F> constexpr typename F::T EPS = std::numeric_limits<typename F:
 // ---- sums over the keys of a row, in every lane that belongs to it
 
 template <int S, class X, int... L> inline X swapped(X x, std::integer_sequence<int, L...>) {
-    return __builtin_shufflevector(x, x, (L ^ S)...);
+    return shuffled<(L ^ S)...>(x, x);
 }
 template <int S, class X, int... L> inline X turned(X x, std::integer_sequence<int, L...>) {
-    return __builtin_shufflevector(x, x, ((L + S) % (int)sizeof...(L))...);
+    return shuffled<((L + S) % (int)sizeof...(L))...>(x, x);
 }
 template <class F, int P, class X, class Join> inline X fold(X x, Join join) {
     constexpr std::make_integer_sequence<int, F::W> lanes{};

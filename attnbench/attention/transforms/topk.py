@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from fractions import Fraction
 from functools import partial
 from typing import ClassVar, Literal, Self, get_args
 
@@ -19,6 +20,9 @@ from attnbench.attention.transforms.softmax import SOFTMAX, slope
 from attnbench.attention.types import Dims, Role
 
 Ties = Literal["threshold", "index"]
+
+_FINEST = 10**6
+"""A ratio is a fraction of whole numbers up to this: 0.07 of 100 keys are 7, in floating point a little more."""
 
 _SORTED_WIDTH = 256
 """Up to this row length NumPy's vectorised sort beats `torch.topk` on a CPU (measured: 8 times at 32 keys)."""
@@ -106,8 +110,9 @@ def _largest_share(
     """How many keys each row keeps, and the smallest score it keeps."""
     length = masked.shape[-1]
     alive = (masked > -torch.inf).sum(-1, keepdim=True)
-    count = torch.ceil(alive.double() * ratio - 1e-9).long().clamp(min=at_least)  # 0.07 * 100 is a little over 7
-    longest = min(length, max(at_least, math.ceil(length * ratio - 1e-9)))
+    part = Fraction(ratio).limit_denominator(_FINEST)
+    count = (-(-alive * part.numerator // part.denominator)).clamp(min=at_least)  # rounded up
+    longest = min(length, max(at_least, math.ceil(length * part)))
     kth = largest(masked, longest).gather(-1, longest - count.clamp(max=longest))
     return count.to(masked.dtype), kth
 

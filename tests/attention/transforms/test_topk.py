@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnbench.attention.transforms.topk import TopKSpec, topk
 from attnbench.core import native
@@ -98,6 +99,21 @@ def test_ratio_of_the_valid_keys_rounded_up(ratio, valid, kept):
     mask = torch.arange(valid + 13) < valid
     assert (topk(scores, valid=mask, ratio=ratio) > 0).sum(-1).tolist() == [kept, kept]
     assert (topk(scores, valid=mask, ratio=ratio, ties="index") > 0).sum(-1).tolist() == [kept, kept]
+
+
+class _NothingWider(TorchDispatchMode):
+    """A device that has no float64, as Apple's GPUs."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        assert not (isinstance(found, torch.Tensor) and found.dtype == torch.float64), func
+        return found
+
+
+def test_ratio_needs_no_float64():
+    scores = torch.randn(2, 100, generator=torch.Generator().manual_seed(0))
+    with _NothingWider():
+        assert (topk(scores, ratio=0.07) > 0).sum(-1).tolist() == [7, 7]
 
 
 def test_ratio_counts_each_row_by_itself_and_never_below_at_least():
