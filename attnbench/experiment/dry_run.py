@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from attnbench.core.run_files import cell_folder
 from attnbench.experiment.adopt import find_done
 from attnbench.experiment.finished import (
     content_of,
@@ -16,6 +17,7 @@ from attnbench.experiment.finished import (
     elsewhere,
     is_prepared,
     of_other_data,
+    warn_of_changed_code,
     warn_of_results_not_taken,
 )
 from attnbench.experiment.grid import Cell, Experiment
@@ -43,7 +45,7 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
     if not settings.fresh:
         _warn_of_other_data(root, sound, unsettled, settings)
     perhaps = 0
-    cells, pending = [], []
+    cells, pending, taken = [], [], []
     for cell in experiment.cells:
         key = json.dumps([cell.spec.model.dump(), list(cell.spec.task.model_sizes())])
         if key not in counted:
@@ -57,6 +59,8 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
             perhaps += find_done(root, cell, elsewhere(experiment, settings)) is not None
         elif counts and not own and origin is None:
             pending.append(cell)
+        if own or origin is not None:
+            taken.append((cell, origin or cell_folder(root, cell.folder)))
         cells.append(
             {
                 **cell.entry(),
@@ -68,6 +72,7 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
                 "data_ready": is_prepared(cell, settings) and at not in unsettled,
             }
         )
+    warn_of_changed_code(taken)
     warn_of_results_not_taken(root, pending, experiment, settings)
     if perhaps:
         log.warning(

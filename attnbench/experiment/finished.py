@@ -11,6 +11,7 @@ from attnbench.core.files import write_lines
 from attnbench.core.run_files import OUTPUTS, cell_folder
 from attnbench.core.version import git_state
 from attnbench.experiment.adopt import adopt, find_done, is_same_run
+from attnbench.experiment.code import changed_mechanisms
 from attnbench.experiment.grid import Cell, Experiment
 from attnbench.experiment.pipeline import content_sha256
 from attnbench.experiment.run import is_done, read_result
@@ -88,6 +89,19 @@ def warn_of_results_not_taken(root: Path, cells: Iterable[Cell], experiment: Exp
     if others:
         log.warning("done elsewhere, but of other data than are prepared now, and so not taken: %d of the cells, the "
                     "first in %s", len(others), others[0])  # fmt: skip
+
+
+def warn_of_changed_code(results: Iterable[tuple[Cell, Path]]) -> None:
+    """Say which results, each in its folder, were made with other code of their mechanisms than is here now."""
+    others: dict[str, int] = {}
+    for cell, folder in results:
+        for name in changed_mechanisms(cell.spec, read_result(folder)):
+            others[name] = others.get(name, 0) + 1
+    for name, count in others.items():
+        log.warning(
+            "%s has changed since %d of the cells that are done %s made: they may come out otherwise; --fresh trains "
+            "them anew", name, count, "was" if count == 1 else "were",
+        )  # fmt: skip
 
 
 def damaged_results(root: Path, cells: Iterable[Cell]) -> dict[str, str]:

@@ -21,6 +21,7 @@ from attnbench.core.files import read_json, read_jsonl, write_json
 from attnbench.core.run_files import CHECKPOINTS, LOG
 from attnbench.core.seeding import derive, seed_everything
 from attnbench.data.prepare import read_manifest
+from attnbench.experiment.code import mechanism_files
 from attnbench.experiment.environment import environment
 from attnbench.experiment.grid import Cell
 from attnbench.experiment.run import RUN_AGAIN, Run
@@ -106,6 +107,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
         listen({"event": "products in float32 in place of bfloat16, for which this device has no instructions"})
     at = require_prepared(spec, place.cache)
     data, task = spec.task.open(at), spec.task.bind()
+    mechanisms = mechanism_files(spec)  # before somebody edits them
     require_same_data(run.folder, at)
     note_data(run.folder, at)
     model = build_model(spec).to(device)
@@ -136,6 +138,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     require_same_data(run.folder, at)  # they may have been prepared anew meanwhile, and be others
     result = _result(cell, outcome, parts, run, at, steps)
     result |= {"commit": attempts[-1]["commit"], "dirty": any(attempt["dirty"] for attempt in attempts)}
+    result["mechanisms"] = mechanisms
     result["backends"] = chosen(model)
     result["metrics"]["params"] = _size(model)
     result["total_seconds"] = time.perf_counter() - started + outcome.resumed_seconds - run.borrowed_seconds

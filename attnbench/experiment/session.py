@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from attnbench.core.run_files import GRID
+from attnbench.core.run_files import GRID, cell_folder
 from attnbench.experiment.adopt import adopt
 from attnbench.experiment.executor import CellOutcome, choose_executor
 from attnbench.experiment.finished import (
@@ -15,6 +15,7 @@ from attnbench.experiment.finished import (
     is_prepared,
     may_have_changed,
     take_finished,
+    warn_of_changed_code,
     warn_of_results_not_taken,
 )
 from attnbench.experiment.grid import Cell, Experiment
@@ -43,6 +44,7 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
     done = [] if settings.fresh else [cell for cell in cells if take_finished(root, cell, experiment, settings)]
     if done:
         log.info("%d of %d cells are done already", len(done), len(cells) + len(damaged))
+        warn_of_changed_code((cell, cell_folder(root, cell.folder)) for cell in done)
     if any(cell.spec.task.own_files(settings.source) and not is_prepared(cell, settings) for cell in done):
         log.warning("%s: the text that results here were made from is not here, so that nothing tells whether it is "
                     "what this spec means", root)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Trainings that cells have in common: cells that differ in search or timing alone are one training, scored twice."""
+"""Trainings that cells have in common: those that differ in search, timing or scores alone are one, scored twice."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from attnbench.core.errors import SpecError
 from attnbench.core.files import folder_atomic, parse_yaml, write_atomic
 from attnbench.core.lock import LockedError, locked
 from attnbench.core.run_files import CHECKPOINTS, ENVIRONMENT, LOCK, LOG, RESULT, SPEC
+from attnbench.experiment.code import changed_mechanisms
 from attnbench.experiment.grid import Cell
 from attnbench.experiment.pipeline import content_sha256
 from attnbench.experiment.run import Run
@@ -29,8 +30,9 @@ PATIENCE = 600.0
 
 
 def training_digest(spec: CellSpec) -> str:
-    """Equal for cells that train alike: nothing of how they decode at the end is in it."""
-    return spec.replace(search=BeamSpec(), timing=None).digest()
+    """Equal for cells that train alike: nothing of how they decode at the end, and are scored, is in it."""
+    scored = spec.train.validate_bleu or spec.train.train_bleu
+    return spec.replace(task=spec.task.training(scored=scored), search=BeamSpec(), timing=None).digest()
 
 
 def take_training(cell: Cell, run: Run, cache: Path) -> Path | None:
@@ -43,9 +45,9 @@ def take_training(cell: Cell, run: Run, cache: Path) -> Path | None:
         return None
     content, wanted = content_sha256(data), training_digest(cell.spec)
     for folder in sorted(run.folder.parent.iterdir()):
-        if folder != run.folder and _whole(folder, content) and _training_of(folder) == wanted:
+        if folder != run.folder and _whole(folder, content, cell.spec) and _training_of(folder) == wanted:
             with suppress(LockedError, OSError), _held(folder):
-                if _whole(folder, content):
+                if _whole(folder, content, cell.spec):
                     _copy(folder, run)
                     log.info("[%s, seed %d] trains as %s did, and takes its checkpoints", cell.label, cell.seed, folder)
                     return folder
@@ -66,11 +68,14 @@ def _held(folder: Path) -> Iterator[None]:
                 raise
 
 
-def _whole(folder: Path, content: str) -> bool:
-    """Whether a cell has ended in the usual way on these data, and still has the weights that it was scored with."""
+def _whole(folder: Path, content: str, spec: CellSpec) -> bool:
+    """Whether a cell has ended in the usual way on these data, with the mechanisms' code that is here now, and still
+    has the weights that it was scored with."""
     try:
         result = json.loads((folder / RESULT).read_bytes())
         ended = result["outcome"]["kind"] != "diverged" and result["data"]["content_sha256"] == content
+        if changed_mechanisms(spec, result):
+            return False
         return (
             ended and bool(result["weights"]) and set(result["weights"]) <= set(checkpoint_steps(folder / CHECKPOINTS))
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -180,7 +181,10 @@ def comparison(experiment: Experiment) -> Comparison:
         found = (getattr(row, chosen.key) for row in paper.rows if where and _meets(row, where))
         names = {str(name) for name in found if name is not None}
         chosen = Comparison(paper.rows, where, systems := {name: name for name in sorted(names)})
-    about = (*_notes(paper, chosen), *_misspelt(experiment, section), *_unmet(experiment, systems))
+    about = (
+        *_notes(paper, chosen), *_of_another_corpus(experiment, where), *_misspelt(experiment, section),
+        *_unmet(experiment, systems),
+    )  # fmt: skip
     return Comparison(paper.rows, where, systems, about)
 
 
@@ -201,6 +205,21 @@ def _notes(paper: Paper, chosen: Comparison) -> tuple[str, ...]:
         if note.table is not None and note.table == where.get("table") and note.dataset in (None, where.get("dataset")):
             notes.append(f"paper, table {note.table}: {note.text}")
     return tuple(notes)
+
+
+def _of_another_corpus(experiment: Experiment, where: Mapping[str, str]) -> list[str]:
+    """A note where no word of the name of the paper's corpus is in that of ours; languages are no such word."""
+    theirs = where.get("dataset")
+    folders = (str(cell.data["folder"]) for cell in experiment.cells if "folder" in cell.data)
+    ours = dict.fromkeys(folder.partition("/")[0] for folder in folders)
+    if theirs is None:
+        return []
+    strange = [name for name in ours if not _words(name) & _words(theirs)]
+    return [f"the paper's numbers are of {theirs}, these results of {', '.join(strange)}"] if strange else []
+
+
+def _words(name: str) -> set[str]:
+    return {word for word in re.split(r"[-_]", name.lower()) if len(word) > 2}
 
 
 def _misspelt(experiment: Experiment, section: Mapping[str, Any]) -> list[str]:

@@ -82,13 +82,19 @@ def _tex_table(sheet: Sheet, notes: Sequence[str]) -> str:
         r"\toprule",
         " & ".join(_tex(column.title) for column in sheet.columns) + r" \\",
         r"\midrule",
-        *(" & ".join(_tex_entry(entry) for entry in line) + r" \\" for line in sheet.lines),
+        *(_tex_line(line) for line in sheet.lines),
         r"\bottomrule",
         r"\end{tabular}",
         *(rf"\par{{\footnotesize {_tex(note)}\par}}" for note in notes),
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _tex_line(line: Sequence[Entry]) -> str:
+    text = " & ".join(_tex_entry(entry) for entry in line)
+    guard = "{}" if text.startswith(("[", "*")) else ""  # the command before it would read either as its own
+    return rf"{guard}{text} \\"
 
 
 def _tex(text: str) -> str:

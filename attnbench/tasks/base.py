@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 from torch import Tensor
 
@@ -118,6 +118,10 @@ class TaskSpec(Spec):
 
     def bind(self) -> Task:
         raise NotImplementedError
+
+    def training(self, *, scored: bool) -> Self:
+        """The same without what only says how outputs are scored. scored: training looks at scores, too."""
+        return self
 
     def data_path(self, cache: Path) -> Path:
         """Where the prepared data stands or will stand."""

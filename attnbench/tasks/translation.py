@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from jaxtyping import Int
@@ -41,6 +41,10 @@ class TranslationSpec(PairSpec):
                 "sacrebleu's own is always measured too, as bleu_13a"
             )
         return kind
+
+    def training(self, *, scored: bool) -> Self:
+        whole = self.replace(drop=False)
+        return whole if scored else whole.replace(bleu="tok_lc", compound_split=False)
 
     def bind(self) -> Translation:
         return Translation(self)

@@ -59,7 +59,9 @@ def test_cells_that_differ_in_search_alone_train_once(bench: Any, jobs: int):
         ({"seed": 2}, False),
         ({"train": {"max_steps": 5}}, False),
         ({"model": {"dropout": 0.35}}, False),
-        ({"task": {"bleu": "tok"}}, False),
+        ({"task": {"bleu": "tok"}}, True),
+        ({"task": {"drop": True, "compound_split": True}}, True),
+        ({"task": {"drop": True}, "train": {"validate_bleu": True}}, False),
     ],
 )
 def test_what_a_training_depends_on(bench: Any, changes: dict[str, Any], same: bool):
@@ -170,3 +172,25 @@ def test_a_cell_waits_for_the_training_that_it_will_take(bench: Any):
     assert following([beam], [greedy], [greedy]) == beam  # it is being run once more; its checkpoints may be had or not
     assert following([beam, other], [greedy], [], fresh=True) == beam
     assert following([], [], []) is None
+
+
+def test_scores_decide_where_training_looks_at_them(bench: Any):
+    looks = {"grid": {"axes": ONE_BUDGET}, "train": {"validate_bleu": True}}
+    plain, drop, other = (
+        training_digest(bench.experiment({**looks, **task}).cells[0].spec)
+        for task in ({}, {"task": {"drop": True}}, {"task": {"bleu": "tok"}})
+    )
+    assert plain == drop != other
+
+
+def test_a_training_by_other_code_is_not_taken(bench: Any, caplog: Any):
+    experiment = bench.experiment({**BEAMS, "name": "shared"})
+    cells = experiment.cells
+    root, place = bench.runs / experiment.name, Place(bench.cache)
+    assert attempt(root, cells[0], place, False, lambda record: None).error is None
+    path = bench.cell(experiment, 0) / "result.json"
+    result = json.loads(path.read_text())
+    (name,) = (each for each in result["mechanisms"] if each.endswith("topk"))
+    path.write_text(json.dumps({**result, "mechanisms": {**result["mechanisms"], name: "0" * 12}}))
+    assert attempt(root, cells[1], place, False, lambda record: None).error is None
+    assert taken(bench.cell(experiment, 1)) == []

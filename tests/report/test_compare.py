@@ -273,3 +273,17 @@ def test_a_row_that_the_map_misspells_is_told(run_folder):
     _, notes = numbers(run, compare(where, {"sofmax": "Transformer", "sparsemax": "Sparsemax"}))
     assert "table.compare.map: no row is called 'sofmax'; did you mean 'softmax'?" in notes
     assert not any("'sparsemax'" in note for note in notes)  # a table may have fewer rows than its map
+
+
+@pytest.mark.parametrize(
+    ("corpus", "told"), [("iwslt14-de-en", False), ("demo", True), ("multi30k-de-en", True)], ids=str
+)
+def test_numbers_of_another_corpus_are_told(run_folder, corpus: str, told: bool):
+    """As when a spec's dataset is replaced on the command line."""
+    run = run_folder()
+    path = run.add("softmax", 1, 30.0) / "result.json"
+    result = json.loads(path.read_text())
+    path.write_text(json.dumps({**result, "data": {**result["data"], "folder": f"{corpus}/abc"}}))
+    where = {"table": "4", "dataset": "iwslt14_de_en", "metric": "BLEU"}
+    _, notes = numbers(run, compare(where, {"softmax": "Transformer"}))
+    assert (f"the paper's numbers are of iwslt14_de_en, these results of {corpus}" in notes) == told

@@ -265,6 +265,17 @@ def test_csv_parses_back_in_full_precision(compared: Path):
     assert rows[2]["test/bleu"] == ""
 
 
+@pytest.mark.parametrize("label", ["[a] b", "*soft*", "a"])
+def test_no_row_of_tex_begins_with_what_the_command_before_would_take(run_folder, label):
+    """`\\\\[a]` is a break of the height a, and `\\\\*` one that no page ends at."""
+    run = run_folder()
+    run.add("b", 1, 29.0)
+    run.add(label, 1, 30.0)
+    text = render(run.grid({"rows": "label"}), "tex")
+    assert not re.search(r"(\\\\|\\midrule)\s*[\[*]", text)
+    assert f"{label} & " in text
+
+
 def test_tex_is_balanced_and_escaped(run_folder):
     run = run_folder(name="a_b/100%_&_{#}$~^\\")
     for seed in (1, 2):
