@@ -1,4 +1,4 @@
-"""The source that a cell's mechanisms come from: results are kept by spec, and a spec does not see code that changes."""
+"""The source that a cell's mechanisms come from: results are kept by spec, which does not see code that changes."""
 
 from __future__ import annotations
 

@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
+from attnbench.attention.biases.base import biases
+from attnbench.attention.coverage.base import coverages
 from attnbench.attention.patterns.base import patterns
+from attnbench.attention.scores.base import scores
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.types import Role
 from attnbench.core.errors import AttnbenchError
@@ -45,12 +49,10 @@ SMALL: dict[str, list[dict[str, Any]]] = {
 }  # fmt: skip
 """Every shape that computes something else, for each model."""
 LOOKING_BACK: list[Any] = [
-    {"bias": "exhaustion"},
     {"transform": "csparsemax", "bias": {"kind": "exhaustion", "c": 0.7}},
     {"transform": "csoftmax", "coverage": "simple"},
     {"transform": "csoftmax", "module": "multihead"},
     {"coverage": "simple", "score": "bilinear"},
-    {"coverage": "linguistic"},
     {"coverage": {"kind": "neural", "units": 3}},
 ]
 """What a decoder that runs step by step can do besides."""
@@ -74,6 +76,12 @@ MEMORY: dict[str, dict[str, Any]] = {
 """Attention over the source by fixed-size memory: encoder's and decoder's side."""
 
 
+def small(model: str) -> list[dict[str, Any]]:
+    """Of a newcomer, one shape: what it is called as elsewhere is little."""
+    sizes = {"layers": 1, "width": 8, "embedding": 6, "heads": 2, "ffn": 12}
+    return SMALL.get(model) or [{key: size for key, size in sizes.items() if key in models.get(model).model_fields}]
+
+
 def roles(model: str) -> set[Role]:
     attention: Any = models.get(model).model_fields["attention"].annotation
     return set(attention.roles)
@@ -92,8 +100,26 @@ def sites(model: str) -> list[dict[str, Any]]:
             filled = cls.from_budget(2, "cross")
             found.append({"transform": kind if filled is None else filled.dump()})
     if models.get(model).sequential:
-        found += LOOKING_BACK
+        found += [*LOOKING_BACK, *({"coverage": kind} for kind in coverages.kinds())]
     return found + EXTRA
+
+
+def at_some_sites(model: str) -> list[dict[Role, dict[str, Any]]]:
+    """Every bias where it may stand, and every score that the model takes between source and target."""
+    found: list[dict[Role, dict[str, Any]]] = []
+    for kind in biases.kinds():
+        cls, sequential = biases.get(kind), models.get(model).sequential
+        where = roles(model) & cls.roles
+        if where and (sequential or not cls.needs_upper):
+            found.append({role: {"bias": kind} for role in sorted(where)})
+    for kind in scores.kinds():
+        attention: dict[Role, dict[str, Any]] = {"cross": {"score": kind}}
+        try:
+            models.parse({"kind": model, **small(model)[0], "attention": attention})
+        except ValidationError:  # not every model has every score
+            continue
+        found.append(attention)
+    return found
 
 
 def name(site: dict[str, Any]) -> str:
@@ -104,20 +130,22 @@ def name(site: dict[str, Any]) -> str:
 def with_fertility(raw: dict[str, Any]) -> dict[str, Any]:
     """Little of it, where the attention spends any: bounds that bind."""
     site = {**raw["attention"].get("default", {}), **raw["attention"].get("cross", {})}
-    spends = site.get("bias") or site.get("transform") in ("csoftmax", "csparsemax")
+    named = ((biases, site.get("bias")), (transforms, site.get("transform")))
+    kinds = [(family, part if isinstance(part, str) else part["kind"]) for family, part in named if part]
+    spends = any(family.get(kind).needs_upper for family, kind in kinds)
     return {**raw, "fertility": {"kind": "constant", "value": 0.7}} if spends else raw
 
 
 PLAIN, BOUNDED = [
     [
-        pytest.param({"kind": kind, **small}, id=f"{kind}{number}")
+        pytest.param({"kind": kind, **shape}, id=f"{kind}{number}")
         for kind in models.kinds() if field in models.get(kind).model_fields
-        for number, small in enumerate(SMALL[kind])
+        for number, shape in enumerate(small(kind))
     ]
     for field in ("kind", "max_length")
 ]  # fmt: skip
 WITH_MEMORY = [
-    pytest.param({"kind": kind, **SMALL[kind][0], "attention": {"cross": site}}, id=f"{kind}0-memory-{label}")
+    pytest.param({"kind": kind, **small(kind)[0], "attention": {"cross": site}}, id=f"{kind}0-memory-{label}")
     for kind in models.kinds() for label, site in MEMORY.items()
 ]  # fmt: skip
 PATTERNED = [
@@ -142,16 +170,24 @@ PATTERNED += [
 CASES = [
     *(
         pytest.param(
-            with_fertility({"kind": kind, **SMALL[kind][0], "attention": {"default": site}}), id=f"{kind}0-{name(site)}"
+            with_fertility({"kind": kind, **small(kind)[0], "attention": {"default": site}}), id=f"{kind}0-{name(site)}"
         )
         for kind in models.kinds()
         for site in sites(kind)
+    ),
+    *(
+        pytest.param(
+            with_fertility({"kind": kind, **small(kind)[0], "attention": attention}),
+            id=f"{kind}0-{'-'.join([*attention, name(next(iter(attention.values())))])}",
+        )
+        for kind in models.kinds()
+        for attention in at_some_sites(kind)
     ),
     *WITH_MEMORY,
     *PATTERNED,
     *(
         pytest.param(
-            {"kind": kind, **SMALL[kind][0], "attention": {"cross": {"pattern": pattern, "budget": 2}}},
+            {"kind": kind, **small(kind)[0], "attention": {"cross": {"pattern": pattern, "budget": 2}}},
             id=f"{kind}0-cross-{pattern}",
         )
         for kind in models.kinds()
@@ -207,6 +243,17 @@ def shapes(tree: Any) -> list[tuple[int, ...]]:
 
     map_batch(note, tree)
     return found
+
+
+def test_every_mechanism_stands_in_some_model():
+    used = str(["full", *(case.values[0] for case in CASES)])  # every key, where no pattern is named
+    missing = [
+        f"{family.noun} {kind}"
+        for family in (biases, coverages, patterns, scores, transforms)
+        for kind in family.kinds()
+        if f"'{kind}'" not in used
+    ]
+    assert missing == []
 
 
 @EACH
