@@ -209,6 +209,7 @@ def show_dry_run(plan: dict[str, Any], *, as_json: bool) -> None:
 
 def read_lines(path: Path) -> list[str]:
     """The lines of a text file, or of stdin for `-`. Raises DataError when it cannot be read."""
+    from attnbench.core.errors import DataError
     from attnbench.data import lines
 
     if str(path) == "-" and sys.stdin is None:

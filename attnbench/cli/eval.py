@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from attnbench.data.alignment.links import Gold
     from attnbench.data.alignment.tools import Sides
     from attnbench.experiment.evaluation import Trained
+    from attnbench.tasks.base import Metrics
 
 
 def evaluate(
@@ -22,6 +23,10 @@ def evaluate(
     split: Annotated[str | None, typer.Option("--split", help="Split to score; left out: test.")] = None,
     step: Annotated[int | None, typer.Option("--step", help="One checkpoint, instead of what was evaluated.")] = None,
     text: Annotated[Path | None, typer.Option("--input", help="Translate this text file instead; - is stdin.")] = None,
+    references: Annotated[
+        list[Path] | None,
+        typer.Option("--reference", help="Score what --input gives against this text; again for each further one."),
+    ] = None,
     align: Annotated[
         tuple[Path, Path] | None,
         typer.Option("--align", metavar="SOURCE TARGET", help="Link two tokenised texts by its attention instead."),
@@ -39,20 +44,24 @@ def evaluate(
 
     Example: echo "ein Hund läuft" | attnbench eval CELL --input -
 
+    Example: attnbench eval CELL --input new.de --reference new.en
+
     Example: attnbench eval CELL --align test.de test.en --gold test.gold
     """
-    from attnbench.core.errors import SpecError
+    from attnbench.core.errors import DataError, SpecError
     from attnbench.core.files import cache_root
     from attnbench.core.spec import unknown
     from attnbench.data.alignment.links import read_gold
     from attnbench.data.alignment.tools import Sides, read_sides
     from attnbench.data.datasets.base import SPLITS
-    from attnbench.experiment.evaluation import load_trained, score_split, translate
+    from attnbench.experiment.evaluation import load_trained, score_split, score_translations, translate
 
     if gold is not None and align is None:
         raise SpecError("--gold: links of which text? Name it with --align SOURCE TARGET")
     if gold is None and gold_first:
         raise SpecError("--gold-first counts the words of gold links; name them with --gold FILE")
+    if references and text is None:
+        raise SpecError("--reference: of which text? Name its source with --input FILE")
     given = [name for name, value in (("--align", align), ("--input", text), ("--split", split)) if value is not None]
     if len(given) > 1:
         raise SpecError(f"{' and '.join(given)} exclude each other: each names a text of its own")
@@ -63,13 +72,21 @@ def evaluate(
     if split not in SPLITS:
         raise SpecError(f"--split: {unknown('split', split, SPLITS)}")
     lines = common.read_lines(text) if text is not None else []
+    wanted = [common.read_lines(each) for each in references or []]
+    for path, each in zip(references or [], wanted, strict=True):
+        if len(each) != len(lines) or not lines:
+            raise DataError(f"{path} has {len(each)} lines, and {text} has {len(lines)}; give one for each")
     sides = read_sides(*align) if align is not None else Sides([], [])
     right = read_gold(gold, *sides, first=gold_first) if gold is not None else None
     trained = load_trained(cell, overrides or [], cache_root(), device=device, step=step)
     if text is not None:
         lines = translate(trained, lines)
+        metrics = score_translations(trained, lines, wanted) if wanted else None
         if as_json:
-            common.emit_json({"steps": trained.steps, "translations": lines})
+            scores = {} if metrics is None else {"metrics": metrics.values, "signatures": metrics.signatures}
+            common.emit_json({"steps": trained.steps, **scores, "translations": lines})
+        elif metrics is not None:
+            _show(metrics)
         else:
             sys.stdout.writelines(f"{line}\n" for line in lines)
         return
@@ -82,10 +99,14 @@ def evaluate(
             {"split": split, "steps": trained.steps, "metrics": metrics.values, "signatures": metrics.signatures}
         )
         return
+    _show(metrics, f"{split}/")
+
+
+def _show(metrics: Metrics, prefix: str = "") -> None:
     out = common.console()
     for name, value in metrics.values.items():
         signature = metrics.signatures.get(name, "")
-        out.print(f"{split}/{name} {value:.4f} {signature}".rstrip(), markup=False)
+        out.print(f"{prefix}{name} {value:.4f} {signature}".rstrip(), markup=False)
 
 
 def _judge(trained: Trained, sides: Sides, gold: Sequence[Gold] | None, *, as_json: bool) -> None:

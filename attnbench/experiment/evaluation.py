@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from attnbench.core.errors import DataError, SpecError
+from attnbench.core.errors import AttnbenchError, DataError, SpecError
 from attnbench.core.files import read_json, read_jsonl
 from attnbench.core.run_files import CELLS, CHECKPOINTS, GRID, LOG, RESULT, SPEC
 from attnbench.core.spec import spec_error, unknown
@@ -23,6 +23,7 @@ from attnbench.experiment.document import override_document, read_document
 from attnbench.experiment.pipeline import build_model, require_prepared, require_same_data
 from attnbench.experiment.run import RUN_AGAIN, read_result
 from attnbench.experiment.spec import CellSpec
+from attnbench.metrics.bleu import corpus_bleu, corpus_chrf
 from attnbench.tasks.base import EVAL_TOKENS, Metrics, Task
 from attnbench.train.onednn import use_onednn_float32
 from attnbench.train.runtime import choose_device, keep_freed_memory, use_device
@@ -65,7 +66,15 @@ def load_trained(
     options = [("--set", each) for each in overrides if _part(each) == "task"]
     written = shlex.join([str(folder / SPEC), *itertools.chain(*options)])
     at = require_prepared(spec, cache, written)
-    require_same_data(folder, at)
+    try:
+        require_same_data(folder, at)
+    except AttnbenchError as error:
+        if not options:
+            raise
+        raise SpecError(
+            f"{' '.join(itertools.chain(*options))}: other data than the cell was trained with; to score another text, "
+            "name it with --input and --reference"
+        ) from error
     keep_freed_memory()
     use_onednn_float32()
     model = build_model(spec).to(use_device(choose_device(device)))
@@ -198,3 +207,18 @@ def translate(trained: Trained, lines: Sequence[str]) -> list[str]:
     searcher = trained.spec.search.build()
     with torch.no_grad():
         return trained.task.translate(trained.model, trained.data, lines, searcher)
+
+
+def score_translations(trained: Trained, lines: Sequence[str], references: Sequence[Sequence[str]]) -> Metrics:
+    """sacrebleu's BLEU and chrF of what `translate` gave, lower-cased where the task's text is.
+
+    references: of each of them a text with as many lines.
+    """
+    first, *more = references
+    lower = bool(getattr(trained.spec.task, "lowercase", False))
+    scores = {
+        "bleu_13a": corpus_bleu(lines, first, "13a_lc" if lower else "13a", more=more),
+        "chrf": corpus_chrf(lines, first, lowercase=lower, more=more),
+    }
+    values = {name: score.value for name, score in scores.items()}
+    return Metrics(values, {name: score.signature for name, score in scores.items()}, {"sentences": len(lines)}, {})

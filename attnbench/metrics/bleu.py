@@ -33,24 +33,35 @@ class Score(NamedTuple):
 
 
 def corpus_bleu(
-    hypotheses: Sequence[str], references: Sequence[str], kind: BleuKind = "13a", *, compound_split: bool = False
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    kind: BleuKind = "13a",
+    *,
+    compound_split: bool = False,
+    more: Sequence[Sequence[str]] = (),
 ) -> Score:
-    """BLEU of a corpus with one reference a line.
+    """BLEU of a corpus.
 
-    compound_split: see split_compounds(); done on both sides, as the papers do on tokenised En-De.
-    Raises ValueError for an unknown kind, no lines, or sides of unequal length.
+    compound_split: see split_compounds(); done on both sides, as the papers do on tokenised En-De. more: further
+    references of the same lines. Raises ValueError for an unknown kind, no lines, or sides of unequal length.
     """
-    hypotheses, references = prepare(hypotheses, references, compound_split=compound_split)
+    sides = [prepare(hypotheses, each, compound_split=compound_split) for each in (references, *more)]
     metric = bleu_metric(kind)
-    score = metric.corpus_score(hypotheses, [references])
+    score = metric.corpus_score(sides[0][0], [side for _, side in sides])
     return Score(min(score.score, 100.0), _signature(metric, compound_split))  # rounding adds a last digit
 
 
-def corpus_chrf(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> Score:
-    """chrF2 of a corpus of detokenised text (Popovic 2015). Raises ValueError as corpus_bleu does."""
-    hypotheses, references = prepare(hypotheses, references)
+def corpus_chrf(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    lowercase: bool = False,
+    more: Sequence[Sequence[str]] = (),
+) -> Score:
+    """chrF2 of a corpus of detokenised text (Popovic 2015). more, and what is raised: as of corpus_bleu."""
+    sides = [prepare(hypotheses, each) for each in (references, *more)]
     metric = CHRF(lowercase=lowercase)
-    return Score(metric.corpus_score(hypotheses, [references]).score, _signature(metric, False))
+    return Score(metric.corpus_score(sides[0][0], [side for _, side in sides]).score, _signature(metric, False))
 
 
 def bleu_metric(kind: BleuKind, *, effective_order: bool = False) -> BLEU:

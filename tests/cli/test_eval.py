@@ -70,6 +70,29 @@ def test_text_is_read_as_training_text_is(invoke, cell, tmp_path):
     assert "nosuch: cannot be read" in invoke("eval", cell, "--input", "nosuch", code=4).stderr
 
 
+def test_another_text_is_scored_against_its_references(invoke, cell, tmp_path):
+    sources = ["the dog sleep .", "the cat sleep .", "the dog"]
+    (tmp_path / "s.txt").write_text("".join(f"{line}\n" for line in sources))
+    found = invoke("eval", cell, "--input", "s.txt").stdout.splitlines()
+    texts = {"same.txt": found, "other.txt": [f"{line} yes" for line in found], "short.txt": found[:2]}
+    for name, lines in texts.items():
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+
+    def scores(*names: str) -> dict[str, float]:
+        given = [option for name in names for option in ("--reference", name)]
+        told = json.loads(invoke("eval", cell, "--input", "s.txt", *given, "--json").stdout)
+        assert told["translations"] == found
+        assert "nrefs:2" if len(names) > 1 else "nrefs:1" in told["signatures"]["bleu_13a"]
+        return told["metrics"]
+
+    assert scores("same.txt")["chrf"] == 100.0
+    assert scores("other.txt", "same.txt")["chrf"] == 100.0
+    assert scores("other.txt")["chrf"] < 100.0
+    assert "chrf 100.0000" in invoke("eval", cell, "--input", "s.txt", "--reference", "same.txt").stdout
+    told = invoke("eval", cell, "--input", "s.txt", "--reference", "short.txt", code=4).stderr
+    assert "short.txt has 2 lines, and s.txt has 3; give one for each" in told
+
+
 def test_nothing_is_said_of_an_empty_line(invoke, cell):
     lines = invoke("eval", cell, "--input", "-", stdin="the dog\n\n  \nthe dog\n").stdout.split("\n")
     assert lines[0] == lines[3] != ""
@@ -185,6 +208,7 @@ def test_a_damaged_result_is_named(invoke, cell, content):
 
 @pytest.mark.parametrize(("options", "words"), [
     (["--gold", "gold"], "--align SOURCE TARGET"),
+    (["--reference", "s.txt"], "Name its source with --input"),
     (["--align", "s.txt", "t.txt", "--input", "s.txt"], "--align and --input exclude each other"),
     (["--align", "s.txt", "t.txt", "--split", "valid"], "--align and --split exclude each other"),
     (["--input", "s.txt", "--split", "test"], "--input and --split exclude each other"),

@@ -119,3 +119,17 @@ def test_bad_input_is_named(score):
 def test_unknown_kind_is_named():
     with pytest.raises(ValueError, match=r"unknown BLEU 'intl'.*13a"):
         corpus_bleu(["a"], ["a"], "intl")
+
+
+def test_more_references_are_sacrebleus():
+    second = ["The cat sat on a mat.", "A well-known dog barked."]
+    for kind in BLEU_KINDS:
+        found = corpus_bleu(HYPOTHESES, REFERENCES, kind, more=[second])
+        assert found.value >= corpus_bleu(HYPOTHESES, REFERENCES, kind).value
+        assert "nrefs:2" in found.signature
+    wanted = sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES, second])
+    assert corpus_bleu(HYPOTHESES, REFERENCES, more=[second]).value == pytest.approx(wanted.score)
+    chrf = sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES, second])
+    assert corpus_chrf(HYPOTHESES, REFERENCES, more=[second]).value == pytest.approx(chrf.score)
+    with pytest.raises(ValueError, match="1 references"):
+        corpus_bleu(HYPOTHESES, REFERENCES, more=[second[:1]])
