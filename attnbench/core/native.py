@@ -146,6 +146,12 @@ def compiling_seconds() -> float:
     return sum(_spent)
 
 
+def clock() -> float:
+    """time.perf_counter, standing still while sources are compiled: once on a machine, which is no part of what a
+    training or a search takes."""
+    return time.perf_counter() - compiling_seconds()
+
+
 @functools.cache
 def compiler() -> str | None:
     """The C++ compiler with its version, as it says it; None where there is none. `$CXX` goes before others."""

@@ -139,9 +139,11 @@ def problems(error: ValidationError, at: YamlPath = ()) -> list[tuple[YamlPath, 
         elif isinstance(cause, Exception):
             found.append((loc, str(cause)))
         else:
-            given = item.get("input")
+            given, said = item.get("input"), item["msg"][:1].lower() + item["msg"][1:]
+            if item["type"] == "model_type":
+                said = "this is a mapping of several keys, as {key: value}"
             shown = f" (given: {given!r})" if isinstance(given, (str, int, float, bool, type(None))) else ""
-            found.append((loc, item["msg"][:1].lower() + item["msg"][1:] + shown))
+            found.append((loc, said + shown))
     return found
 
 

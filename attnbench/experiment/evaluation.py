@@ -14,7 +14,7 @@ import torch
 from pydantic import ValidationError
 
 from attnbench.core.errors import AttnbenchError, DataError, SpecError
-from attnbench.core.files import read_json, read_jsonl
+from attnbench.core.files import cache_root, read_json, read_jsonl
 from attnbench.core.run_files import CELLS, CHECKPOINTS, GRID, LOG, RESULT, SPEC
 from attnbench.core.spec import spec_error, unknown
 from attnbench.data.corpus import Data
@@ -42,13 +42,18 @@ class Trained:
 
 
 def load_trained(
-    folder: Path, overrides: Sequence[str], cache: Path, *, device: str | None, step: int | None
+    folder: Path,
+    overrides: Sequence[str] = (),
+    cache: Path | None = None,
+    *,
+    device: str | None = None,
+    step: int | None = None,
 ) -> Trained:
     """The model of a cell's folder, with `key.path=value` laid over its spec (search and scores may change).
 
-    step: one checkpoint; None: those that were evaluated, or as many of the last as an override of train.average
-    says. Raises SpecError for what is no cell or does not fit its weights, DataError where the prepared data or the
-    checkpoints are gone.
+    cache: where data are prepared; None: the usual place. step: one checkpoint; None: those that were evaluated, or as
+    many of the last as an override of train.average says. Raises SpecError for what is no cell or does not fit its
+    weights, DataError where the prepared data or the checkpoints are gone.
     """
     if not (folder / SPEC).is_file() or (folder / GRID).is_file():
         raise SpecError(f"{folder}: this is no cell; name a folder below runs/<name>/cells/{_cells(folder)}")
@@ -65,7 +70,7 @@ def load_trained(
         raise spec_error(error, document.source, document.lines) from None
     options = [("--set", each) for each in overrides if _part(each) == "task"]
     written = shlex.join([str(folder / SPEC), *itertools.chain(*options)])
-    at = require_prepared(spec, cache, written)
+    at = require_prepared(spec, cache or cache_root(), written)
     try:
         require_same_data(folder, at)
     except AttnbenchError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -204,9 +203,9 @@ class PairTask(ABC):
     ) -> Metrics:
         if not brief:
             self.require_texts(data, split)
-        started, compiling = time.perf_counter(), native.compiling_seconds()
+        started = native.clock()
         decoded = self._decode_all(model, data, split, searcher, tokens)
-        seconds = time.perf_counter() - started - (native.compiling_seconds() - compiling)  # once on a machine
+        seconds = native.clock() - started
         lines = [data.target_vocabulary.decode(decoded[line].tokens) for line in range(len(decoded))]
         if brief:
             return Metrics({"bleu": self.bleu(lines, self.references(data, split)).value}, {}, {}, {})

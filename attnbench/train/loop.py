@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
+from attnbench.core import native
 from attnbench.core.errors import AttnbenchError
 from attnbench.data.base import Cursor
 from attnbench.metrics.likelihood import perplexity
@@ -105,7 +105,7 @@ def train(
     stream = data.batches(seed, tokens=spec.batch_tokens, start=Cursor(*state.cursor))
     model.train()
     under_way: list[Update] = []
-    clock = time.perf_counter()
+    clock = native.clock()
     while True:
         pairs = list(itertools.islice(stream, spec.accumulate))
         _require_epochs(spec, state, pairs[-1][0])
@@ -133,7 +133,8 @@ def train(
             failed, norm = _read(under_way, 0, state)
             if failed is not None:
                 return _diverged(failed, f"{LOST} is not finite", state, recorder, before)
-        seconds, clock = time.perf_counter() - clock, time.perf_counter()
+        now = native.clock()
+        seconds, clock = now - clock, now
         state.seconds += seconds
         for window in (state.window, state.passed):
             window.seconds += seconds
@@ -158,7 +159,7 @@ def train(
             ending = ending_of(state, spec)
             save_checkpoint(recorder.checkpoints, model, optimizer, state)
             _prune(recorder.checkpoints, state, spec)
-            clock = time.perf_counter()
+            clock = native.clock()
         if ending:
             return TrainingOutcome(state, ending, before)
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from attnbench.core.files import read_jsonl
+from attnbench.experiment.evaluation import load_trained, translate
+from attnbench.tasks.attention import word_attention
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +93,16 @@ def test_another_text_is_scored_against_its_references(invoke, cell, tmp_path):
     assert "chrf 100.0000" in invoke("eval", cell, "--input", "s.txt", "--reference", "same.txt").stdout
     told = invoke("eval", cell, "--input", "s.txt", "--reference", "short.txt", code=4).stderr
     assert "short.txt has 2 lines, and s.txt has 3; give one for each" in told
+
+
+def test_a_cell_is_a_model_in_python_too(invoke, cell):
+    """As the README has it."""
+    trained = load_trained(cell)
+    lines = ["the dog sleep .", "the dog"]
+    wanted = invoke("eval", cell, "--input", "-", stdin="".join(f"{line}\n" for line in lines)).stdout.splitlines()
+    assert translate(trained, lines) == wanted
+    (weights,) = word_attention(trained.model, trained.data, lines[:1], ["a b c"])
+    assert weights.shape == (3, 4)
 
 
 def test_nothing_is_said_of_an_empty_line(invoke, cell):

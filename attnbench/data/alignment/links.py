@@ -79,10 +79,13 @@ def read_gold(path: Path, sources: Sequence[str], targets: Sequence[str], *, fir
     Raises DataError that names file and line: a malformed link, one beyond its sentence, not as many lines as pairs.
     """
     gold: list[Gold] = []
-    for number, text in read_lines(path):
+    lines = list(read_lines(path))
+    if len(lines) > len(sources):  # before a link is held against a pair that is not its own
+        raise DataError(
+            f"{path}:{len(sources) + 1}: has no sentence pair; there are {len(sources):,}, and each needs one line here"
+        )
+    for number, text in lines:
         place = f"{path}:{number}"
-        if number > len(sources):
-            raise DataError(f"{place}: has no sentence pair; there are {len(sources):,}, and each needs one line here")
         gold.append(parse_gold(text, place, first=first))
         _check_within(gold[-1].possible, sources[number - 1], targets[number - 1], place, first)
     if len(gold) < len(sources):

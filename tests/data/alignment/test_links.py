@@ -72,8 +72,9 @@ def test_gold_belongs_to_its_text(tmp_path: Path):
         DataError, match=r"gold:1: link 2-2 lies beyond .* 1 source and 2 target words \(counted from 1\)$"
     ):
         read_gold(path, ["a", ""], targets, first=1)
-    with pytest.raises(DataError, match=r"gold:2: has no sentence pair; there are 1"):
-        read_gold(path, sources[:1], targets[:1], first=1)
+    for first in (0, 1):  # and not that a link lies beyond a pair which is not its own
+        with pytest.raises(DataError, match=r"gold:2: has no sentence pair; there are 1"):
+            read_gold(path, sources[:1], targets[:1], first=first)
     with pytest.raises(DataError, match=r"gold: ends after line 2; each of the 3"):
         read_gold(path, [*sources, "c"], [*targets, "w"], first=1)
 
