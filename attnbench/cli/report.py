@@ -28,6 +28,10 @@ def report(
         Path | None,
         typer.Option("--save", help="Copy the run folder, checkpoints aside, to a folder of its name in this one."),
     ] = None,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option("--compare", metavar="LABEL LABEL", help="Print how two rows differ, with p of the paired tests."),
+    ] = None,
     examples: Annotated[
         tuple[str, str] | None,
         typer.Option("--examples", metavar="LABEL LABEL", help="Print where two rows differ the most, in Markdown."),
@@ -43,15 +47,28 @@ def report(
 
     Example: attnbench report runs/demo --save experiments/smoke/results
 
+    Example: attnbench report runs/demo --compare budget-2 budget-inf
+
     Example: attnbench report runs/constrained/kftt-ja-en --examples softmax "csparsemax (c=0.2)"
     """
     from attnbench.core.errors import SpecError
     from attnbench.report import table
     from attnbench.report.examples import examples_page
+    from attnbench.report.formats import terminal
+    from attnbench.report.pair import compare_rows
     from attnbench.report.save import save as copy
 
     if as_json and format not in (None, Format.json):
         raise SpecError(f"--json and --format {format} exclude each other; give one of them")
+    if compare is not None:
+        if examples is not None or format is not None or save is not None:
+            raise SpecError("--compare prints a table of its own; drop --examples, --format and --save")
+        pair = compare_rows(folder, *compare)
+        if as_json:
+            common.emit_json(pair.dump())
+        else:
+            terminal(pair.laid_out(), common.console())
+        return
     if examples is not None:
         if as_json or format is not None or save is not None:
             raise SpecError("--examples prints a page of its own; drop --json, --format and --save")

@@ -127,3 +127,15 @@ def test_examples_are_a_page_of_their_own(folder: Path):
         run(folder, "--by", "drop")
     with pytest.raises(SpecError, match="a page of its own"):
         run(folder, "--examples", "budget-8", "budget-inf", "--json")
+
+
+def test_two_rows_are_compared(folder: Path):
+    shown = run(folder, "--compare", "budget-8", "budget-inf")
+    assert "30.25" in shown
+    assert "+1.25" in shown
+    assert (
+        json.loads(run(folder, "--compare", "budget-8", "budget-inf", "--json"))["differences"][0]["difference"] == 1.25
+    )
+    assert not (folder / "results.md").exists()
+    with pytest.raises(SpecError, match="--compare prints a table of its own"):
+        run(folder, "--compare", "budget-8", "budget-inf", "--format", "md")

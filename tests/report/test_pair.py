@@ -1,0 +1,78 @@
+"""Two rows, chosen by their labels."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from attnbench.core.errors import DataError, SpecError
+from attnbench.report.collect import collect
+from attnbench.report.pair import compare_rows
+from attnbench.report.rows import group
+from attnbench.report.significance import PairedTests
+
+
+@pytest.fixture
+def folder(run_folder):
+    run = run_folder()
+    for seed, (one, other) in {1: (30.0, 33.0), 2: (31.0, 35.0), 3: (90.0, None)}.items():
+        run.add("softmax", seed, one, metrics={"test/rep": 2.0, "params": 7})
+        if other is not None:
+            run.add("topk", seed, other, metrics={"test/rep": 1.5, "params": 7})
+    run.add("waiting")
+    return run.grid()
+
+
+def test_means_are_of_the_seeds_that_both_have(folder):
+    asked = []
+
+    def judge(metric, first, second):
+        asked.append((metric, first.label, second.label))
+        return 0.25 if metric == "test/bleu" else None
+
+    found = compare_rows(folder, "softmax", "topk", judge)
+    assert found.seeds == (1, 2)
+    bleu, rep = found.differences
+    assert (bleu.metric, bleu.first, bleu.second, bleu.difference, bleu.p) == ("test/bleu", 30.5, 34.0, 3.5, 0.25)
+    assert (rep.metric, rep.difference, rep.p) == ("test/rep", -0.5, None)  # and no size, which has no better side
+    assert asked == [
+        ("test/bleu", "softmax", "topk"), ("test/rep", "softmax", "topk"), ("test/rep", "topk", "softmax"),
+    ]  # fmt: skip
+    assert json.loads(json.dumps(found.dump()))["differences"][0]["p"] == 0.25
+    (sheet,) = found.laid_out().sheets
+    assert [[entry.text for entry in line] for line in sheet.lines] == [
+        ["test/bleu", "30.50", "34.00", "+3.50", "0.250"], ["test/rep", "2.00", "1.50", "-0.50", ""],
+    ]  # fmt: skip
+
+
+def test_p_is_that_of_the_table(run_folder):
+    run, wanted = run_folder(), ["the cat sat on the mat", "a dog barked at me today"] * 20
+    for label, lines in (("good", wanted), ("bad", ["the cat sat on a mat", "a dog barked at me yesterday"] * 20)):
+        run.add(label, 1, scored(lines, wanted), lines=lines, references=wanted)
+    folder = run.grid()
+    first, second = group(collect(folder).cells)
+    p = PairedTests(folder)("test/bleu", first, second)
+    assert p is not None
+    for order in (("good", "bad"), ("bad", "good")):
+        found = next(each for each in compare_rows(folder, *order).differences if each.metric == "test/bleu")
+        assert found.p == pytest.approx(p)
+
+
+def scored(lines, references):
+    from attnbench.metrics.bleu import corpus_bleu
+
+    return corpus_bleu(lines, references, "tok_lc").value
+
+
+@pytest.mark.parametrize(
+    ("labels", "error", "said"),
+    [
+        (("softmax", "tpok"), SpecError, "unknown row 'tpok'; did you mean 'topk'"),
+        (("topk", "topk"), SpecError, "'topk' twice"),
+        (("softmax", "waiting"), DataError, "no seed is done for both"),
+    ],
+)
+def test_what_cannot_be_compared_is_told(folder, labels, error, said):
+    with pytest.raises(error, match=said):
+        compare_rows(folder, *labels)
