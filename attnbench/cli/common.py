@@ -201,10 +201,28 @@ def show_dry_run(plan: dict[str, Any], *, as_json: bool) -> None:
     for cell in plan["cells"]:
         if cell["taken_from"]:
             out.print(f"{cell['label']}, seed {cell['seed']}: done in {cell['taken_from']}", markup=False)
+    for line in _data_to_fetch(plan):
+        out.print(line, markup=False, soft_wrap=True)
     count, runs = len(plan["cells"]), {cell["digest"] for cell in plan["cells"]}
     fewer = f", {len(runs)} runs: cells of one digest are one," if len(runs) < count else ""
     cells = "1 cell" if count == 1 else f"{count} cells"
     out.print(f"{cells}{fewer} would go to {plan['folder']}; nothing was written", markup=False)
+
+
+def _data_to_fetch(plan: dict[str, Any]) -> list[str]:
+    """What each corpus is that a run would fetch, and from where."""
+    from attnbench.data.prepare import describe_datasets
+
+    wanted = {cell["dataset"] for cell in plan["cells"] if not cell["data_ready"]}
+    lines = []
+    for each in describe_datasets():
+        if each["name"] in wanted and each["sources"]:
+            size = f", {each['bytes'] / 1e6:,.0f} MB" if each["bytes"] else ""
+            lines.append(
+                f"data to fetch: {each['title']}{size}, from {each['sources'][0]}; licence: {each['licence']}. "
+                f"`attnbench prepare {each['name']} --from DIR` takes the files from a folder"
+            )
+    return lines
 
 
 def read_lines(path: Path) -> list[str]:

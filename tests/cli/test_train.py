@@ -79,6 +79,15 @@ def test_a_dry_run_tells_all_and_writes_nothing(invoke, tiny, tree, tmp_path, mo
     else:
         assert "width: 8" in result.stdout
         assert "nothing was written" in result.stdout
+        assert "data to fetch" not in result.stdout  # it is generated
+
+
+def test_a_dry_run_says_what_is_to_be_fetched(invoke, tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTNBENCH_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "s.yaml").write_text("name: s\ntask: {kind: translation, dataset: multi30k-de-en}\n")
+    told = invoke("train", tmp_path / "s.yaml", "--dry-run").stdout
+    assert "data to fetch: Multi30k, task 1 (test_2016_flickr), 1 MB, from https://raw.githubusercontent.com/" in told
+    assert "licence: CC BY-NC-SA 4.0. `attnbench prepare multi30k-de-en --from DIR`" in told
 
 
 def test_a_dry_run_knows_what_is_done(invoke, tiny):
