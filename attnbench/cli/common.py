@@ -128,6 +128,7 @@ def packaged_spec(name: str) -> Path:
 def conduct(experiment: Experiment, chosen: Settings, *, dry: bool, as_json: bool) -> None:
     """Run the grid and print its table, or with `dry` what would run. Exits with 1 when a cell failed."""
     from attnbench.core.files import require_writable
+    from attnbench.core.run_files import TRACEBACK, cell_folder
     from attnbench.experiment.dry_run import dry_run
     from attnbench.experiment.session import run_grid
     from attnbench.experiment.settings import root_of
@@ -151,7 +152,9 @@ def conduct(experiment: Experiment, chosen: Settings, *, dry: bool, as_json: boo
     for outcome in run_grid(experiment, chosen, command):
         if outcome.error is not None:
             failures += 1
-            logger.warning("[%s, seed %d] failed: %s", outcome.cell.label, outcome.cell.seed, outcome.error)
+            kept = cell_folder(root, outcome.cell.folder) / TRACEBACK
+            more = f" (traceback: {kept})" if kept.is_file() else ""
+            logger.warning("[%s, seed %d] failed: %s%s", outcome.cell.label, outcome.cell.seed, outcome.error, more)
         try:
             write_results(root)  # after each cell, so that a long grid can be watched
         except Exception as error:  # a table that cannot be made is no reason to stop: it is told again at the end

@@ -20,7 +20,6 @@ from typing import Protocol
 
 from attnbench.core.errors import AttnbenchError
 from attnbench.core.processor import usable_cores
-from attnbench.core.run_files import TRACEBACK
 from attnbench.experiment.grid import Cell
 from attnbench.experiment.pipeline import Listener, Place, run_cell
 from attnbench.experiment.progress import plain_listener
@@ -70,7 +69,7 @@ def _run(cell: Cell, run: Run, place: Place, listen: Listener, fresh: bool) -> s
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         run.fail(reason, traceback.format_exc())
-        return f"{reason} (traceback: {run.folder / TRACEBACK})"
+        return reason
     return None
 
 

@@ -150,3 +150,14 @@ def test_a_packaged_spec_goes_by_its_name(invoke, tmp_path, monkeypatch):
     assert "nothing was written" in invoke("train", "demo", "--cell", "budget-inf", "--dry-run").stdout
     (tmp_path / "demo").write_text("name: mine\ntask: {kind: copying, dataset: copy}\nmodel: lstm\n")
     assert "runs/mine" in invoke("train", "demo", "--dry-run").stdout  # a file of one's own goes first
+
+
+def test_a_fault_of_the_code_names_its_traceback(invoke, tiny, tmp_path, monkeypatch):
+    def fail(*given, **named):
+        raise RuntimeError("my bug")
+
+    monkeypatch.setattr("attnbench.experiment.executor.run_cell", fail)
+    told = invoke("train", *CELL, *tiny, code=1).stderr
+    (kept,) = (tmp_path / "runs").rglob("traceback.txt")
+    assert f"failed: RuntimeError: my bug (traceback: {kept.relative_to(tmp_path)})" in told
+    assert "in fail" in kept.read_text()
