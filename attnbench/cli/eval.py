@@ -74,7 +74,9 @@ def evaluate(
     lines = common.read_lines(text) if text is not None else []
     wanted = [common.read_lines(each) for each in references or []]
     for path, each in zip(references or [], wanted, strict=True):
-        if len(each) != len(lines) or not lines:
+        if not lines:
+            raise DataError(f"{text} is empty: there is nothing to score")
+        if len(each) != len(lines):
             raise DataError(f"{path} has {len(each)} lines, and {text} has {len(lines)}; give one for each")
     sides = read_sides(*align) if align is not None else Sides([], [])
     right = read_gold(gold, *sides, first=gold_first) if gold is not None else None

@@ -61,8 +61,8 @@ def report(
     if as_json and format not in (None, Format.json):
         raise SpecError(f"--json and --format {format} exclude each other; give one of them")
     if compare is not None:
-        if examples is not None or format is not None or save is not None:
-            raise SpecError("--compare prints a table of its own; drop --examples, --format and --save")
+        if any(each is not None for each in (examples, by, most, format, save)):
+            raise SpecError("--compare prints a table of its own; drop --examples, --by, --most, --format and --save")
         pair = compare_rows(folder, *compare)
         if as_json:
             common.emit_json(pair.dump())

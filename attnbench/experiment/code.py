@@ -5,41 +5,58 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from attnbench.core.spec import Spec
-from attnbench.experiment.spec import CellSpec
+
+NOTED = "mechanisms"
+"""Under this name a result, and the note beside a cell's checkpoints, holds `mechanism_files`."""
 
 
-def mechanism_files(spec: CellSpec) -> dict[str, str]:
-    """Module -> hash of its file, for each member of a family (`kind`) that the model and the search are made of."""
+def mechanism_files(spec: Spec) -> dict[str, str]:
+    """Module -> hash of its file, for each member of a family (`kind`) that a model or a search is made of. What that
+    file calls, in others, is not seen."""
+    _remember_loaded()
     found = {}
-    for each in (*_specs(spec.model), *_specs(spec.search)):
-        path = inspect.getsourcefile(type(each))
-        if "kind" in type(each).model_fields and path is not None and Path(path).is_file():
-            found[type(each).__module__] = _hash(path)
+    for each in _specs(spec):
+        with suppress(OSError, TypeError):  # a class of a notebook, which no file holds
+            path = inspect.getsourcefile(type(each))
+            if "kind" in type(each).model_fields and path is not None:
+                found[type(each).__module__] = _hash(path)
     return dict(sorted(found.items()))
 
 
-def changed_mechanisms(spec: CellSpec, result: Mapping[str, Any]) -> list[str]:
-    """Modules whose file was another one when the result was made; older results do not say."""
-    made_by = result.get("mechanisms") or {}
-    return [name for name, now in mechanism_files(spec).items() if made_by.get(name, now) != now]
+def changed_mechanisms(now: Mapping[str, str], noted: Mapping[str, Any]) -> list[str]:
+    """Modules whose file was another one when something was noted; older notes do not say."""
+    then = noted.get(NOTED) or {}
+    return [name for name, hash in now.items() if then.get(name, hash) != hash]
 
 
 def _specs(value: object) -> Iterator[Spec]:
     if isinstance(value, Spec):
         yield value
-        for name in type(value).model_fields:
-            yield from _specs(getattr(value, name))
+        for name, field in type(value).model_fields.items():
+            if not field.exclude:  # what other fields were made of
+                yield from _specs(getattr(value, name))
     elif isinstance(value, Mapping):
         for each in value.values():
             yield from _specs(each)
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _specs(each)
+
+
+def _remember_loaded() -> None:
+    """Hash what is loaded as it was loaded: a later cell may run it when somebody has edited the file."""
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if name.startswith("attnbench.") and path and path.endswith(".py"):
+            with suppress(OSError):
+                _hash(path)
 
 
 @functools.cache

@@ -24,7 +24,7 @@ from attnbench.experiment.pipeline import build_model, require_prepared, require
 from attnbench.experiment.run import RUN_AGAIN, read_result
 from attnbench.experiment.spec import CellSpec
 from attnbench.metrics.bleu import corpus_bleu, corpus_chrf
-from attnbench.tasks.base import EVAL_TOKENS, Metrics, Task
+from attnbench.tasks.base import EVAL_TOKENS, Metrics, Task, TaskSpec
 from attnbench.train.onednn import use_onednn_float32
 from attnbench.train.runtime import choose_device, keep_freed_memory, use_device
 from attnbench.train.state import OtherModelError, checkpoint_steps, load_average, load_weights, weights_path
@@ -70,15 +70,16 @@ def load_trained(
         raise spec_error(error, document.source, document.lines) from None
     options = [("--set", each) for each in overrides if _part(each) == "task"]
     written = shlex.join([str(folder / SPEC), *itertools.chain(*options)])
-    at = require_prepared(spec, cache or cache_root(), written)
+    root = cache or cache_root()
     try:
+        at = require_prepared(spec, root, written)
         require_same_data(folder, at)
     except AttnbenchError as error:
-        if not options:
+        if not options or spec.task.data_path(root) == _task_of(folder).data_path(root):
             raise
         raise SpecError(
-            f"{' '.join(itertools.chain(*options))}: other data than the cell was trained with; to score another text, "
-            "name it with --input and --reference"
+            f"{' '.join(itertools.chain(*options))}: names other data than the cell was trained with; to score another "
+            "text, give --input and --reference"
         ) from error
     keep_freed_memory()
     use_onednn_float32()
@@ -212,6 +213,10 @@ def translate(trained: Trained, lines: Sequence[str]) -> list[str]:
     searcher = trained.spec.search.build()
     with torch.no_grad():
         return trained.task.translate(trained.model, trained.data, lines, searcher)
+
+
+def _task_of(folder: Path) -> TaskSpec:
+    return CellSpec.model_validate(read_document(folder / SPEC).raw).task
 
 
 def score_translations(trained: Trained, lines: Sequence[str], references: Sequence[Sequence[str]]) -> Metrics:

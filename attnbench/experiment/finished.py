@@ -11,7 +11,7 @@ from attnbench.core.files import write_lines
 from attnbench.core.run_files import OUTPUTS, cell_folder
 from attnbench.core.version import git_state
 from attnbench.experiment.adopt import adopt, find_done, is_same_run
-from attnbench.experiment.code import changed_mechanisms
+from attnbench.experiment.code import changed_mechanisms, mechanism_files
 from attnbench.experiment.grid import Cell, Experiment
 from attnbench.experiment.pipeline import content_sha256
 from attnbench.experiment.run import is_done, read_result
@@ -95,7 +95,8 @@ def warn_of_changed_code(results: Iterable[tuple[Cell, Path]]) -> None:
     """Say which results, each in its folder, were made with other code of their mechanisms than is here now."""
     others: dict[str, int] = {}
     for cell, folder in results:
-        for name in changed_mechanisms(cell.spec, read_result(folder)):
+        now = {**mechanism_files(cell.spec.model), **mechanism_files(cell.spec.search)}
+        for name in changed_mechanisms(now, read_result(folder)):
             others[name] = others.get(name, 0) + 1
     for name, count in others.items():
         log.warning(

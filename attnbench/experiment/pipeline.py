@@ -21,7 +21,7 @@ from attnbench.core.files import read_json, read_jsonl, write_json
 from attnbench.core.run_files import CHECKPOINTS, LOG
 from attnbench.core.seeding import derive, seed_everything
 from attnbench.data.prepare import read_manifest
-from attnbench.experiment.code import mechanism_files
+from attnbench.experiment.code import NOTED, changed_mechanisms, mechanism_files
 from attnbench.experiment.environment import environment
 from attnbench.experiment.grid import Cell
 from attnbench.experiment.run import RUN_AGAIN, Run
@@ -107,9 +107,10 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
         listen({"event": "products in float32 in place of bfloat16, for which this device has no instructions"})
     at = require_prepared(spec, place.cache)
     data, task = spec.task.open(at), spec.task.bind()
-    mechanisms = mechanism_files(spec)  # before somebody edits them
     require_same_data(run.folder, at)
-    note_data(run.folder, at)
+    mechanisms = mechanism_files(spec.model)
+    for name in changed_mechanisms(mechanisms, note_start(run.folder, at, mechanisms)):
+        listen({"event": f"{name} has changed since this training began, and goes on in it; --fresh begins anew"})
     model = build_model(spec).to(device)
     task.check(model, data)
     done = checkpoint_steps(run.checkpoints)
@@ -138,7 +139,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     require_same_data(run.folder, at)  # they may have been prepared anew meanwhile, and be others
     result = _result(cell, outcome, parts, run, at, steps)
     result |= {"commit": attempts[-1]["commit"], "dirty": any(attempt["dirty"] for attempt in attempts)}
-    result["mechanisms"] = mechanisms
+    result[NOTED] = {**trained_with(run.folder), **mechanism_files(spec.search)}
     result["backends"] = chosen(model)
     result["metrics"]["params"] = _size(model)
     result["total_seconds"] = time.perf_counter() - started + outcome.resumed_seconds - run.borrowed_seconds
@@ -235,10 +236,18 @@ def require_same_data(folder: Path, data: Path) -> None:
         )
 
 
-def note_data(folder: Path, data: Path) -> None:
-    """Note beside the checkpoints of a cell what they are trained on."""
-    if not _data_note(folder).exists():
-        write_json(_data_note(folder), {"content_sha256": content_sha256(data)})
+def note_start(folder: Path, data: Path, mechanisms: Mapping[str, str]) -> dict[str, Any]:
+    """Note beside the checkpoints of a cell what they are trained on, and with which files. Returns the note: of a
+    training that goes on it is the one that was made when it began, and older ones name no files."""
+    note, begins = _data_note(folder), not checkpoint_steps(folder / CHECKPOINTS)
+    if begins or not note.exists():
+        write_json(note, {"content_sha256": content_sha256(data), **({NOTED: dict(mechanisms)} if begins else {})})
+    return read_json(note, RUN_AGAIN)
+
+
+def trained_with(folder: Path) -> dict[str, str]:
+    """The files that a cell's model was begun with; none where that was not noted."""
+    return read_json(_data_note(folder), RUN_AGAIN).get(NOTED) or {}
 
 
 def _data_note(folder: Path) -> Path:

@@ -15,7 +15,7 @@ from attnbench.core.errors import SpecError
 from attnbench.core.files import folder_atomic, parse_yaml, write_atomic
 from attnbench.core.lock import LockedError, locked
 from attnbench.core.run_files import CHECKPOINTS, ENVIRONMENT, LOCK, LOG, RESULT, SPEC
-from attnbench.experiment.code import changed_mechanisms
+from attnbench.experiment.code import changed_mechanisms, mechanism_files
 from attnbench.experiment.grid import Cell
 from attnbench.experiment.pipeline import content_sha256
 from attnbench.experiment.run import Run
@@ -74,7 +74,7 @@ def _whole(folder: Path, content: str, spec: CellSpec) -> bool:
     try:
         result = json.loads((folder / RESULT).read_bytes())
         ended = result["outcome"]["kind"] != "diverged" and result["data"]["content_sha256"] == content
-        if changed_mechanisms(spec, result):
+        if changed_mechanisms(mechanism_files(spec.model), result):
             return False
         return (
             ended and bool(result["weights"]) and set(result["weights"]) <= set(checkpoint_steps(folder / CHECKPOINTS))

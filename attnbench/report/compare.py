@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -27,6 +26,15 @@ BESIDE = {
     "test/drop": "DROP",
 }
 """Our metric -> what reported.yaml calls it, of the metrics that stand beside the chosen one."""
+_CORPORA = {
+    "1b_words_copy_10k": "lm1b",
+    "europarl_newstest16_ro_en": "europarl-ro-en",
+    "iwslt17_ted_doc": "ted-doc",
+    "kftt_ja_en": "kftt",
+    "news_commentary_v11_doc": "nc-doc",
+}
+"""What reported.yaml calls a corpus -> our name of it, where that is another one."""
+_OWN = ("parallel", "documents")
 
 
 @dataclass(frozen=True)
@@ -208,18 +216,15 @@ def _notes(paper: Paper, chosen: Comparison) -> tuple[str, ...]:
 
 
 def _of_another_corpus(experiment: Experiment, where: Mapping[str, str]) -> list[str]:
-    """A note where no word of the name of the paper's corpus is in that of ours; languages are no such word."""
+    """A note where the paper's corpus is none of ours; of one's own text nothing is known."""
     theirs = where.get("dataset")
     folders = (str(cell.data["folder"]) for cell in experiment.cells if "folder" in cell.data)
     ours = dict.fromkeys(folder.partition("/")[0] for folder in folders)
     if theirs is None:
         return []
-    strange = [name for name in ours if not _words(name) & _words(theirs)]
+    meant = {_CORPORA.get(theirs, theirs.replace("_", "-")), *_OWN}
+    strange = [name for name in ours if name not in meant]
     return [f"the paper's numbers are of {theirs}, these results of {', '.join(strange)}"] if strange else []
-
-
-def _words(name: str) -> set[str]:
-    return {word for word in re.split(r"[-_]", name.lower()) if len(word) > 2}
 
 
 def _misspelt(experiment: Experiment, section: Mapping[str, Any]) -> list[str]:

@@ -39,9 +39,15 @@ class Pair:
     second: str
     seeds: tuple[int, ...]
     differences: tuple[Difference, ...]
+    unlike: tuple[str, ...]
+    """Metrics that the two were not scored on alike, and that are left out."""
 
     def dump(self) -> dict[str, Any]:
-        return asdict(self)
+        """JSON-ready; numbers that JSON does not know become null."""
+        whole = asdict(self)
+        for each in whole["differences"]:
+            each |= {key: None for key, value in each.items() if isinstance(value, float) and not math.isfinite(value)}
+        return whole
 
     def laid_out(self) -> Document:
         titles = ("metric", self.first, self.second, "difference", "p")
@@ -53,13 +59,17 @@ class Pair:
             f"means of the seeds {seeds}; p: paired bootstrap over their sentences, two-sided; none: the metric has no "
             "test, or the saved outputs are not here",
         )
+        if self.unlike:
+            notes += (f"left out, scored in different ways: {', '.join(self.unlike)}",)
         return Document(self.name, (Sheet(title, columns, lines),), notes)
 
 
 def compare_rows(folder: Path, first: str, second: str, judge: Judge | None = None) -> Pair:
-    """The rows of a run folder called `first` and `second`, in the metrics that have a better side.
+    """The rows of a run folder called `first` and `second`, in the metrics that have a better side and that every
+    common seed has in both.
 
-    Raises SpecError for a label that there is not, DataError where no seed is done in both.
+    Raises SpecError for a label that there is not, and for rows with different test sets; DataError where no seed is
+    done in both.
     """
     experiment = collect(folder)
     rows = {row.label: row for row in group(experiment.cells)}
@@ -69,22 +79,29 @@ def compare_rows(folder: Path, first: str, second: str, judge: Judge | None = No
         if label not in rows:
             raise SpecError(f"--compare: {unknown('row', label, list(rows))}")
     ours, theirs = rows[first], rows[second]
+    if ours.corpus != theirs.corpus:
+        raise SpecError(
+            f"--compare: '{first}' and '{second}' have different test sets; their scores cannot be compared"
+        )
     seeds = {cell.seed for cell in ours.done if cell.scored} & {cell.seed for cell in theirs.done if cell.scored}
     if not seeds:
         raise DataError(f"{folder}: no seed is done for both '{first}' and '{second}'; run them first")
     judge = judge or PairedTests(folder)
     metrics = [name for name in ours.stats if name in theirs.stats and names.higher_is_better(name) is not None]
     tested = sorted(metrics, key=lambda name: not has_test(name))  # these first
-    found = (_difference(name, ours, theirs, seeds, judge) for name in tested)
-    return Pair(experiment.name, first, second, tuple(sorted(seeds)), tuple(each for each in found if each is not None))
+    whole = [name for name in tested if all(seeds <= row.stats[name].seeds.keys() for row in (ours, theirs))]
+    unlike = tuple(name for name in whole if len(_signatures(name, ours) | _signatures(name, theirs)) > 1)
+    found = tuple(_difference(name, ours, theirs, seeds, judge) for name in whole if name not in unlike)
+    return Pair(experiment.name, first, second, tuple(sorted(seeds)), found, unlike)
 
 
-def _difference(metric: str, first: Row, second: Row, seeds: set[int], judge: Judge) -> Difference | None:
-    ours, theirs = first.stats[metric].seeds, second.stats[metric].seeds
-    common = sorted(seeds & ours.keys() & theirs.keys())
-    if not common:
-        return None
-    one, other = (math.fsum(side[seed] for seed in common) / len(common) for side in (ours, theirs))
+def _signatures(metric: str, row: Row) -> set[str]:
+    return {cell.signatures[metric] for cell in row.done if metric in cell.signatures}
+
+
+def _difference(metric: str, first: Row, second: Row, seeds: set[int], judge: Judge) -> Difference:
+    sides = first.stats[metric].seeds, second.stats[metric].seeds
+    one, other = (math.fsum(side[seed] for seed in seeds) / len(seeds) for side in sides)
     p = judge(metric, first, second)
     if p is None:  # a copy without the corpus's text knows what was tested, in one order
         p = judge(metric, second, first)
@@ -96,4 +113,4 @@ def _line(each: Difference) -> tuple[Entry, ...]:
     sign = "+" if each.difference > 0 else ""
     apart = sign + names.number(each.metric, each.difference)
     p = Entry() if each.p is None else Entry(f"{each.p:.3f}")
-    return (Entry(each.metric), *map(Entry, values), Entry(apart), p)
+    return (Entry(names.title(each.metric)), *map(Entry, values), Entry(apart), p)

@@ -33,6 +33,9 @@ class DocumentSpec(PairSpec):
             )
         return self
 
+    def training(self, *, scored: bool) -> Self:
+        return self if scored else self.replace(bleu="tok_lc")
+
     def bind(self) -> Documents:
         return Documents(self)
 

@@ -6,40 +6,98 @@ import json
 import logging
 from typing import Any
 
+import pytest
+
+from attnbench.core.spec import Spec
+from attnbench.experiment import code, pipeline
 from attnbench.experiment.code import changed_mechanisms, mechanism_files
 from attnbench.experiment.dry_run import dry_run
 
 TRANSFORM = "attnbench.attention.transforms.topk"
 
 
+def edited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that begins after somebody has changed topk.py."""
+    whole = code._hash
+    monkeypatch.setattr(code, "_hash", lambda path: "0" * 12 if path.endswith("transforms/topk.py") else whole(path))
+
+
 def test_the_files_of_what_a_cell_is_made_of(bench: Any):
-    files = mechanism_files(bench.experiment().cells[0].spec)
+    spec = bench.experiment().cells[0].spec
+    files = mechanism_files(spec.model)
     assert {TRANSFORM, "attnbench.models.transformer"} <= set(files)
-    assert "attnbench.attention.transforms.sparsemax" not in files
     assert all(len(hash) == 12 for hash in files.values())
+    assert list(mechanism_files(spec.search)) == ["attnbench.search.greedy"]
+    for absent in ("sparsemax", "softmax"):  # softmax is what a site has that none is said for
+        assert f"attnbench.attention.transforms.{absent}" not in files
 
 
 def test_only_what_is_known_of_both_is_compared(bench: Any):
-    spec = bench.experiment().cells[0].spec
-    files = mechanism_files(spec)
-    assert changed_mechanisms(spec, {}) == changed_mechanisms(spec, {"mechanisms": files}) == []
-    assert changed_mechanisms(spec, {"mechanisms": {**files, TRANSFORM: "0", "gone": "1"}}) == [TRANSFORM]
+    files = mechanism_files(bench.experiment().cells[0].spec.model)
+    assert changed_mechanisms(files, {}) == changed_mechanisms(files, {"mechanisms": files}) == []
+    assert changed_mechanisms(files, {"mechanisms": {**files, TRANSFORM: "0", "gone": "1"}}) == [TRANSFORM]
 
 
-def test_done_cells_of_other_code_are_told(bench: Any, caplog: Any):
+def test_a_class_that_no_file_holds_is_left_out(monkeypatch: pytest.MonkeyPatch):
+    class Here(Spec):
+        kind: str = "here"
+
+    def lost(cls: type) -> str:
+        raise OSError("source code not available")
+
+    monkeypatch.setattr(code.inspect, "getsourcefile", lost)
+    assert mechanism_files(Here()) == {}
+
+
+def test_a_file_is_remembered_as_it_was_loaded(bench: Any, monkeypatch: pytest.MonkeyPatch):
+    """Somebody edits it while another cell is trained."""
+    import attnbench.attention.transforms.sparsemax  # noqa: F401
+
+    seen: list[str] = []
+    monkeypatch.setattr(code, "_hash", lambda path: seen.append(path) or "0")
+    mechanism_files(bench.experiment().cells[0].spec.search)
+    assert any(path.endswith("transforms/sparsemax.py") for path in seen)
+
+
+def test_done_cells_of_other_code_are_told(bench: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch):
     experiment = bench.experiment()
     bench.run(experiment)
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         assert bench.run(experiment) == []
     assert "changed since" not in caplog.text
-    path = bench.cell(experiment) / "result.json"
-    result = json.loads(path.read_text())
-    path.write_text(json.dumps({**result, "mechanisms": {**result["mechanisms"], TRANSFORM: "0"}}))
-    said = f"{TRANSFORM} has changed since 1 of the cells that are done was made"
+    edited(monkeypatch)
+    said = f"{TRANSFORM} has changed since 1 of the cells that are done was made"  # the other one is softmax
     for look in (lambda: bench.run(experiment), lambda: dry_run(experiment, bench.settings())):
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             look()
         assert caplog.text.count(said) == 1
         assert "--fresh" in caplog.text
+
+
+def test_a_training_that_goes_on_in_other_code_says_so_and_keeps_what_it_began_with(
+    bench: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
+):
+    experiment = bench.experiment({"grid": {"axes": {"model.attention.default.budget": [1]}}})
+    bench.run(experiment)
+    path = bench.cell(experiment) / "result.json"
+    began = json.loads(path.read_text())["mechanisms"]
+    path.unlink()  # killed before its end
+    edited(monkeypatch)
+    with caplog.at_level(logging.INFO):
+        assert [outcome.error for outcome in bench.run(experiment)] == [None]
+    assert f"{TRANSFORM} has changed since this training began" in caplog.text
+    assert json.loads(path.read_text())["mechanisms"] == began
+
+
+def test_a_note_without_files_gets_none_later(bench: Any):
+    """Of a training that began before they were noted: its code is not known."""
+    experiment = bench.experiment({"grid": {"axes": {"model.attention.default.budget": [1]}}})
+    bench.run(experiment)
+    cell = bench.cell(experiment)
+    note = pipeline._data_note(cell)
+    note.write_text(json.dumps({"content_sha256": json.loads(note.read_text())["content_sha256"]}))
+    (cell / "result.json").unlink()
+    bench.run(experiment)
+    assert set(json.loads((cell / "result.json").read_text())["mechanisms"]) == {"attnbench.search.greedy"}

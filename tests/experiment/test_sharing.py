@@ -194,3 +194,21 @@ def test_a_training_by_other_code_is_not_taken(bench: Any, caplog: Any):
     path.write_text(json.dumps({**result, "mechanisms": {**result["mechanisms"], name: "0" * 12}}))
     assert attempt(root, cells[1], place, False, lambda record: None).error is None
     assert taken(bench.cell(experiment, 1)) == []
+
+
+def test_a_training_that_is_taken_keeps_the_files_it_was_made_with(bench: Any):
+    """Also where they are not known; another search alone is no other training."""
+    experiment = bench.experiment({**BEAMS, "name": "shared"})
+    cells = experiment.cells
+    root, place = bench.runs / experiment.name, Place(bench.cache)
+    assert attempt(root, cells[0], place, False, lambda record: None).error is None
+    first, second = bench.cell(experiment, 0), bench.cell(experiment, 1)
+    result = json.loads((first / "result.json").read_text())
+    searches = {name: "0" for name in result["mechanisms"] if name.startswith("attnbench.search")}
+    (first / "result.json").write_text(json.dumps({**result, "mechanisms": searches}))
+    note = json.loads((first / "checkpoints" / "data.json").read_text())
+    (first / "checkpoints" / "data.json").write_text(json.dumps({"content_sha256": note["content_sha256"]}))
+    assert attempt(root, cells[1], place, False, lambda record: None).error is None
+    assert taken(second) == [f"trained as {first.name}"]
+    found = json.loads((second / "result.json").read_text())["mechanisms"]
+    assert all(name.startswith("attnbench.search") for name in found)
