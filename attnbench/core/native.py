@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.core import processor
+from attnbench.core.errors import AttnbenchError
 from attnbench.core.files import cache_root, sync
 from attnbench.core.lock import making
 
@@ -58,7 +59,7 @@ _off = ContextVar("_off", default=False)
 _tried: dict[Path, bool] = {}
 """Sources that were asked for, and whether they are there."""
 _spent: list[float] = []
-"""Seconds of each compilation."""
+"""Seconds of each compilation, its wait for others included."""
 
 
 @contextmanager
@@ -107,13 +108,13 @@ def _of(source: Path, name: str) -> ctypes.CDLL | None:
     """name: of the compiler."""
     words = [*_texts(source), name.encode(), " ".join(_command() or ()).encode(), processor.identity()]
     key = hashlib.sha256(b"\0".join([*words, *(flag.encode() for flag in _FLAGS)])).hexdigest()[:16]
-    target = cache_root() / "native" / f"{source.stem.strip('_')}-{key}.so"
     try:
+        target = cache_root() / "native" / f"{source.stem.strip('_')}-{key}.so"
         try:
             return ctypes.CDLL(str(_made(source, target)))
         except OSError:
             return _loaded_elsewhere(target) or _remade(source, target)
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, subprocess.SubprocessError, AttnbenchError) as error:
         _log.warning("%s is left to torch, it could not be compiled and loaded: %s", source.name, error)
         return None
 
@@ -142,7 +143,7 @@ def engine() -> str | None:
 
 
 def compiling_seconds() -> float:
-    """What this process has spent on compiling so far."""
+    """What this process has spent on compiling so far, and on waiting for others that compile the same."""
     return sum(_spent)
 
 
@@ -188,7 +189,7 @@ def _made(source: Path, target: Path) -> Path:
     """The compiled file. What the compiler refused once it is not asked for again: the reason stands beside."""
     if target.is_file():
         return target
-    with making(target):
+    with _counted(), making(target):
         refused = target.with_suffix(".refused")
         if refused.is_file() and time.time() - refused.stat().st_mtime < _MEMORY:
             raise subprocess.SubprocessError(refused.read_text(encoding="utf-8"))
@@ -219,6 +220,16 @@ def _fault(library: Path) -> str | None:
     return None
 
 
+@contextmanager
+def _counted() -> Iterator[None]:
+    """As time that compiling takes."""
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        _spent.append(time.perf_counter() - started)
+
+
 @functools.cache
 def _tell_of(folder: Path) -> None:
     _log.warning(
@@ -232,11 +243,11 @@ def _remade(source: Path, target: Path) -> ctypes.CDLL:
     one for this process alone."""
     try:
         if target.is_file():
-            with making(target):
+            with _counted(), making(target):
                 _compile(source, target)
             return ctypes.CDLL(str(target))
         _tell_of(target.parent)
-        with tempfile.TemporaryDirectory(prefix="attnbench-") as folder:
+        with _counted(), tempfile.TemporaryDirectory(prefix="attnbench-") as folder:
             _compile(source, Path(folder) / target.name)
             return ctypes.CDLL(str(Path(folder) / target.name))
     except subprocess.CalledProcessError as error:
@@ -247,7 +258,6 @@ def _compile(source: Path, target: Path) -> None:
     """Raises CalledProcessError with what the compiler said of the source, or of the first way."""
     half = target.with_suffix(f".{os.getpid()}")
     said: list[str] = []
-    started = time.perf_counter()
     try:
         for machine in _MACHINE:
             for loops in _LOOPS:
@@ -259,10 +269,9 @@ def _compile(source: Path, target: Path) -> None:
                     os.replace(half, target)
                     return
                 said.append(fault.strip()[:500])
-                if done.returncode and _passes(fault):  # with other options it might work, and be slower for good
+                if _passes(fault):  # with other options it might work, and be slower for good
                     raise subprocess.CalledProcessError(1, str(source), stderr=said[-1])
     finally:
-        _spent.append(time.perf_counter() - started)
         half.unlink(missing_ok=True)  # what a compiler that was stopped had written
     own = (
         words for words in said if source.name in words

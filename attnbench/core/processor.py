@@ -56,9 +56,13 @@ def _quotas(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs
             continue
         own = PurePosixPath(path.lstrip("/"))
         for each in (own, *own.parents):
-            quota = _quota(root / each) if not controllers else _quota_v1(root / controllers / each)
-            if quota is not None and quota > 0:
-                yield quota
+            # of the first kind the folder may be called otherwise than the list of its controllers
+            quotas = (
+                [_quota_v1(root / name / each) for name in (controllers, "cpu")]
+                if controllers
+                else [_quota(root / each)]
+            )
+            yield from (quota for quota in quotas if quota is not None and quota > 0)
 
 
 def _quota(group: Path) -> float | None:

@@ -17,24 +17,20 @@ def version() -> dict[str, Any]:
 
 def git_state() -> tuple[str, bool]:
     """(commit, dirty) of the checkout this package runs from; ("", False) where it is no checkout."""
-    here = _package()
+    here = Path(attnbench.__file__).resolve().parent
+    if not (here.parent / ".git").exists():
+        return "", False  # installed, perhaps somewhere below another project's checkout
     try:
-        top = Path(_git(here, "rev-parse", "--show-toplevel"))
-        if top != here.parent:
-            return "", False  # installed somewhere below another project's checkout
-        return _git(here, "rev-parse", "HEAD"), bool(_git(top, "status", "--porcelain", "--", here.name))
+        return _git(here.parent, "rev-parse", "HEAD"), bool(_git(here.parent, "status", "--porcelain", "--", here.name))
     except (OSError, subprocess.SubprocessError):
         return "", False
 
 
-def _package() -> Path:
-    return Path(attnbench.__file__).resolve().parent
-
-
-def _git(folder: Path, *arguments: str) -> str:
+def _git(top: Path, *arguments: str) -> str:
+    """The folder is named, not looked for: git refuses to find one of another user, as in a container. Its code runs
+    already."""
     done = subprocess.run(
-        # the checkout may be another user's, as in a container: its code runs already
-        ["git", "-c", f"safe.directory={_package().parent}", "-C", str(folder), *arguments],
-        capture_output=True, text=True, errors="surrogateescape", check=True, timeout=20,
+        ["git", "-C", str(top), "--git-dir", str(top / ".git"), "--work-tree", str(top), *arguments],
+        capture_output=True, text=True, errors="replace", check=True, timeout=20,
     )  # fmt: skip
     return done.stdout.strip()

@@ -78,7 +78,7 @@ MEMORY: dict[str, dict[str, Any]] = {
 
 def small(model: str) -> list[dict[str, Any]]:
     """Of a newcomer, one shape: what it is called as elsewhere is little."""
-    sizes = {"layers": 1, "width": 8, "embedding": 6, "heads": 2, "ffn": 12}
+    sizes = {"layers": 1, "width": 8, "embedding": 6, "heads": 2, "ffn": 12, "tie": "decoder"}
     return SMALL.get(model) or [{key: size for key, size in sizes.items() if key in models.get(model).model_fields}]
 
 

@@ -280,6 +280,31 @@ exec {command} "$@"
 
 
 @compiled
+def test_the_clock_stands_while_a_library_is_made_or_waited_for(source, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(native.time, "perf_counter", lambda: now[0])
+    make = native._compile
+
+    def slow(*given):
+        now[0] += 7.0
+        make(*given)
+
+    monkeypatch.setattr(native, "_compile", slow)
+    before = native.clock()
+    assert native.load(source).answer() == 42
+    assert native.clock() == before
+    now[0] += 2.0
+    assert native.clock() == before + 2.0
+
+
+@compiled
+def test_a_home_that_nobody_knows_leaves_it_to_torch(source, monkeypatch, caplog):
+    monkeypatch.setenv("ATTNBENCH_CACHE", "~nobody-of-that-name/cache")
+    assert native.load(source) is None
+    assert "home folder is not known" in caplog.text
+
+
+@compiled
 def test_a_cache_that_keeps_no_locks_is_told(source, tmp_path, monkeypatch, caplog):
     def refused(file, operation):
         raise OSError(errno.ENOLCK, "No locks available")

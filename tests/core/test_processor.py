@@ -33,6 +33,7 @@ def test_no_more_than_a_container_may_use(monkeypatch, quotas, cores):
     ("0::/../host/path\n", {"cpu.max": "50000 100000"}, [0.5]),
     ("4:memory:/m\n3:cpu,cpuacct:/docker/ab\n0::/docker/ab\n",
      {"cpu,cpuacct/cpu.cfs_quota_us": "400000", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, [4.0]),
+    ("3:cpuacct,cpu:/a\n", {"cpu/a/cpu.cfs_quota_us": "150000", "cpu/a/cpu.cfs_period_us": "100000"}, [1.5]),
     ("3:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, []),
     ("0::/\n", {"cpu.max": "much"}, []), ("0::/\n", {}, []), ("nothing\n", {}, []), (None, {}, []),
 ])  # fmt: skip

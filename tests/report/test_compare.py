@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from attnbench.core.errors import SpecError
+from attnbench.core.files import parse_yaml
+from attnbench.report import compare as compare_module
 from attnbench.report.collect import collect
 from attnbench.report.compare import comparison, load_reported
 from attnbench.report.rows import group
@@ -276,7 +278,9 @@ def test_a_row_that_the_map_misspells_is_told(run_folder):
 
 
 @pytest.mark.parametrize(
-    ("corpus", "told"), [("iwslt14-de-en", False), ("demo", True), ("multi30k-de-en", True)], ids=str
+    ("corpus", "told"),
+    [("iwslt14-de-en", False), ("demo", True), ("multi30k-de-en", True), ("parallel", False)],
+    ids=str,
 )
 def test_numbers_of_another_corpus_are_told(run_folder, corpus: str, told: bool):
     """As when a spec's dataset is replaced on the command line."""
@@ -287,3 +291,13 @@ def test_numbers_of_another_corpus_are_told(run_folder, corpus: str, told: bool)
     where = {"table": "4", "dataset": "iwslt14_de_en", "metric": "BLEU"}
     _, notes = numbers(run, compare(where, {"softmax": "Transformer"}))
     assert (f"the paper's numbers are of iwslt14_de_en, these results of {corpus}" in notes) == told
+
+
+def test_every_corpus_of_a_packaged_comparison_is_known_by_its_name():
+    for path in sorted(EXPERIMENTS.glob("*/*.yaml")):
+        spec, _ = parse_yaml(path.read_text(encoding="utf-8"), path.name)
+        compared = (spec.get("table") or {}).get("compare") or {}
+        if theirs := dict(compared).get("where", {}).get("dataset"):
+            given = spec["task"]["dataset"]
+            ours = given if isinstance(given, str) else given["kind"]
+            assert compare_module._CORPORA.get(theirs, theirs.replace("_", "-")) == ours, path

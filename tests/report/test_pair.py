@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -42,7 +43,7 @@ def test_means_are_of_the_seeds_that_both_have(folder):
     assert json.loads(json.dumps(found.dump()))["differences"][0]["p"] == 0.25
     (sheet,) = found.laid_out().sheets
     assert [[entry.text for entry in line] for line in sheet.lines] == [
-        ["test/bleu", "30.50", "34.00", "+3.50", "0.250"], ["test/rep", "2.00", "1.50", "-0.50", ""],
+        ["test BLEU", "30.50", "34.00", "+3.50", "0.250"], ["test REP", "2.00", "1.50", "-0.50", ""],
     ]  # fmt: skip
 
 
@@ -63,6 +64,36 @@ def scored(lines, references):
     from attnbench.metrics.bleu import corpus_bleu
 
     return corpus_bleu(lines, references, "tok_lc").value
+
+
+def test_what_was_not_scored_alike_is_left_out_and_told(run_folder):
+    run = run_folder()
+    run.add("a", 1, 30.0, axes={"task.bleu": "tok_lc"}, metrics={"valid/loss": math.inf, "test/rep": 1.0})
+    run.add("b", 1, 40.0, axes={"task.bleu": "tok"}, metrics={"valid/loss": 2.0, "test/rep": 1.0}, signature="another")
+    found = compare_rows(run.grid(), "a", "b")
+    assert found.unlike == ("test/bleu",)
+    assert "left out, scored in different ways: test/bleu" in found.laid_out().notes
+    loss = next(each for each in found.dump()["differences"] if each["metric"] == "valid/loss")
+    assert (loss["first"], loss["second"], loss["difference"]) == (None, 2.0, None)
+
+
+def test_a_metric_that_some_seeds_lack_is_left_out(run_folder):
+    """Older results had fewer; the others' means are of all seeds."""
+    run = run_folder()
+    for label in ("a", "b"):
+        run.add(label, 1, 30.0)
+        run.add(label, 2, 30.0, metrics={"test/unfinished": 1.0})
+    assert [each.metric for each in compare_rows(run.grid(), "a", "b").differences] == ["test/bleu"]
+
+
+def test_rows_of_different_test_sets_are_not_compared(run_folder):
+    run = run_folder()
+    for name in ("a", "b"):
+        run.add(name, 1, 30.0, axes={"task.dataset": name})
+        spec = run.root / "cells" / f"{name}-s1" / "spec.yaml"
+        spec.write_text(f"name: x\ntask: {{kind: translation, dataset: {{kind: {name}}}}}\ntable: {{rows: label}}\n")
+    with pytest.raises(SpecError, match="'a' and 'b' have different test sets"):
+        compare_rows(run.grid(), "a", "b")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import partial
@@ -110,11 +109,16 @@ def _largest_share(
     """How many keys each row keeps, and the smallest score it keeps."""
     length = masked.shape[-1]
     alive = (masked > -torch.inf).sum(-1, keepdim=True)
-    part = Fraction(ratio).limit_denominator(_FINEST)
-    count = (-(-alive * part.numerator // part.denominator)).clamp(min=at_least)  # rounded up
-    longest = min(length, max(at_least, math.ceil(length * part)))
+    part, whole = _fraction(ratio)
+    count = (-(-alive * part // whole)).clamp(min=at_least)  # rounded up
+    longest = min(length, max(at_least, -(-length * part // whole)))
     kth = largest(masked, longest).gather(-1, longest - count.clamp(max=longest))
     return count.to(masked.dtype), kth
+
+
+@torch.compiler.assume_constant_result
+def _fraction(ratio: float) -> tuple[int, int]:
+    return Fraction(float(ratio)).limit_denominator(_FINEST).as_integer_ratio()
 
 
 @transforms.register

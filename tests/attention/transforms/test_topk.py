@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -114,6 +115,12 @@ def test_ratio_needs_no_float64():
     scores = torch.randn(2, 100, generator=torch.Generator().manual_seed(0))
     with _NothingWider():
         assert (topk(scores, ratio=0.07) > 0).sum(-1).tolist() == [7, 7]
+
+
+def test_ratio_is_compiled_whole():
+    scores = torch.randn(2, 100, generator=torch.Generator().manual_seed(0))
+    found = torch.compile(partial(topk, ratio=0.07), backend="eager", fullgraph=True)(scores)
+    assert (found > 0).sum(-1).tolist() == [7, 7]
 
 
 def test_ratio_counts_each_row_by_itself_and_never_below_at_least():
