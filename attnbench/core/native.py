@@ -211,7 +211,7 @@ def _loaded_elsewhere(target: Path) -> ctypes.CDLL | None:
     return None
 
 
-def _fault(library: Path) -> str | None:
+def _load_fault(library: Path) -> str | None:
     """Why a compiled file cannot be loaded, as where the library of a compiler's threads is not found; None: it can."""
     try:
         ctypes.CDLL(str(library))
@@ -231,7 +231,7 @@ def _counted() -> Iterator[None]:
 
 
 @functools.cache
-def _tell_of(folder: Path) -> None:
+def _warn_uncached(folder: Path) -> None:
     _log.warning(
         "%s cannot be written to, or keeps no locks: every process compiles C++ sources anew; set ATTNBENCH_CACHE to "
         "a folder of your own", folder,
@@ -246,7 +246,7 @@ def _remade(source: Path, target: Path) -> ctypes.CDLL:
             with _counted(), making(target):
                 _compile(source, target)
             return ctypes.CDLL(str(target))
-        _tell_of(target.parent)
+        _warn_uncached(target.parent)
         with _counted(), tempfile.TemporaryDirectory(prefix="attnbench-") as folder:
             _compile(source, Path(folder) / target.name)
             return ctypes.CDLL(str(Path(folder) / target.name))
@@ -263,7 +263,7 @@ def _compile(source: Path, target: Path) -> None:
             for loops in _LOOPS:
                 command = [*(_command() or ()), *_FLAGS, *_SILENT, machine, *loops, str(source), "-o", str(half)]
                 done = _run(command)
-                fault = done.stderr if done.returncode else _fault(half)
+                fault = done.stderr if done.returncode else _load_fault(half)
                 if fault is None:
                     sync(half)
                     os.replace(half, target)

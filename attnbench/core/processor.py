@@ -8,8 +8,6 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-_V1 = ("quota", "period")
-
 
 def name() -> str:
     """What the system calls it."""
@@ -76,7 +74,7 @@ def _quota(group: Path) -> float | None:
 
 def _quota_v1(group: Path) -> float | None:
     try:
-        allowed, period = (int((group / f"cpu.cfs_{name}_us").read_text(encoding="ascii")) for name in _V1)
-        return allowed / period
+        allowed, period = (group / f"cpu.cfs_{name}_us" for name in ("quota", "period"))
+        return int(allowed.read_text(encoding="ascii")) / int(period.read_text(encoding="ascii"))
     except (OSError, ValueError, ZeroDivisionError):
         return None

@@ -11,9 +11,9 @@ from attnbench.core.files import write_lines
 from attnbench.core.run_files import OUTPUTS, cell_folder
 from attnbench.core.version import git_state
 from attnbench.experiment.adopt import adopt, find_done, is_same_run
-from attnbench.experiment.code import changed_mechanisms, mechanism_files
 from attnbench.experiment.grid import Cell, Experiment
 from attnbench.experiment.pipeline import content_sha256
+from attnbench.experiment.provenance import changed_mechanisms, mechanism_files
 from attnbench.experiment.run import is_done, read_result
 from attnbench.experiment.settings import Settings
 

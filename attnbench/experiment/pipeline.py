@@ -21,9 +21,9 @@ from attnbench.core.files import read_json, read_jsonl, write_json
 from attnbench.core.run_files import CHECKPOINTS, LOG
 from attnbench.core.seeding import derive, seed_everything
 from attnbench.data.prepare import read_manifest
-from attnbench.experiment.code import NOTED, changed_mechanisms, mechanism_files
 from attnbench.experiment.environment import environment
 from attnbench.experiment.grid import Cell
+from attnbench.experiment.provenance import NOTED, changed_mechanisms, mechanism_files
 from attnbench.experiment.run import RUN_AGAIN, Run
 from attnbench.experiment.spec import CellSpec
 from attnbench.experiment.timing import time_decoding

@@ -15,9 +15,9 @@ from attnbench.core.errors import SpecError
 from attnbench.core.files import folder_atomic, parse_yaml, write_atomic
 from attnbench.core.lock import LockedError, locked
 from attnbench.core.run_files import CHECKPOINTS, ENVIRONMENT, LOCK, LOG, RESULT, SPEC
-from attnbench.experiment.code import changed_mechanisms, mechanism_files
 from attnbench.experiment.grid import Cell
 from attnbench.experiment.pipeline import content_sha256
+from attnbench.experiment.provenance import changed_mechanisms, mechanism_files
 from attnbench.experiment.run import Run
 from attnbench.experiment.spec import CellSpec
 from attnbench.search.beam import BeamSpec
@@ -32,7 +32,7 @@ PATIENCE = 600.0
 def training_digest(spec: CellSpec) -> str:
     """Equal for cells that train alike: nothing of how they decode at the end, and are scored, is in it."""
     scored = spec.train.validate_bleu  # as train.train_bleu needs
-    return spec.replace(task=spec.task.training(scored=scored), search=BeamSpec(), timing=None).digest()
+    return spec.replace(task=spec.task.for_training(scored=scored), search=BeamSpec(), timing=None).digest()
 
 
 def take_training(cell: Cell, run: Run, cache: Path) -> Path | None:

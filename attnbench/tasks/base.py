@@ -119,7 +119,7 @@ class TaskSpec(Spec):
     def bind(self) -> Task:
         raise NotImplementedError
 
-    def training(self, *, scored: bool) -> Self:
+    def for_training(self, *, scored: bool) -> Self:
         """The same without what only says how outputs are scored. scored: training looks at scores, too."""
         return self
 

@@ -33,7 +33,7 @@ class DocumentSpec(PairSpec):
             )
         return self
 
-    def training(self, *, scored: bool) -> Self:
+    def for_training(self, *, scored: bool) -> Self:
         return self if scored else self.replace(bleu="tok_lc")
 
     def bind(self) -> Documents:

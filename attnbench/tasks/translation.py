@@ -42,7 +42,7 @@ class TranslationSpec(PairSpec):
             )
         return kind
 
-    def training(self, *, scored: bool) -> Self:
+    def for_training(self, *, scored: bool) -> Self:
         whole = self.replace(drop=False)
         return whole if scored else whole.replace(bleu="tok_lc", compound_split=False)
 

@@ -310,7 +310,7 @@ def test_a_cache_that_keeps_no_locks_is_told(source, tmp_path, monkeypatch, capl
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(lock.fcntl, "flock", refused)
-    native._tell_of.cache_clear()
+    native._warn_uncached.cache_clear()
     assert native.load(source).answer() == 42
     assert f"{tmp_path / 'cache' / 'native'} cannot be written to, or keeps no locks" in caplog.text
     assert "ATTNBENCH_CACHE" in caplog.text

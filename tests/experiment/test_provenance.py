@@ -9,17 +9,19 @@ from typing import Any
 import pytest
 
 from attnbench.core.spec import Spec
-from attnbench.experiment import code, pipeline
-from attnbench.experiment.code import changed_mechanisms, mechanism_files
+from attnbench.experiment import pipeline, provenance
 from attnbench.experiment.dry_run import dry_run
+from attnbench.experiment.provenance import changed_mechanisms, mechanism_files
 
 TRANSFORM = "attnbench.attention.transforms.topk"
 
 
 def edited(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that begins after somebody has changed topk.py."""
-    whole = code._hash
-    monkeypatch.setattr(code, "_hash", lambda path: "0" * 12 if path.endswith("transforms/topk.py") else whole(path))
+    whole = provenance._hash
+    monkeypatch.setattr(
+        provenance, "_hash", lambda path: "0" * 12 if path.endswith("transforms/topk.py") else whole(path)
+    )
 
 
 def test_the_files_of_what_a_cell_is_made_of(bench: Any):
@@ -45,7 +47,7 @@ def test_a_class_that_no_file_holds_is_left_out(monkeypatch: pytest.MonkeyPatch)
     def lost(cls: type) -> str:
         raise OSError("source code not available")
 
-    monkeypatch.setattr(code.inspect, "getsourcefile", lost)
+    monkeypatch.setattr(provenance.inspect, "getsourcefile", lost)
     assert mechanism_files(Here()) == {}
 
 
@@ -54,7 +56,7 @@ def test_a_file_is_remembered_as_it_was_loaded(bench: Any, monkeypatch: pytest.M
     import attnbench.attention.transforms.sparsemax  # noqa: F401
 
     seen: list[str] = []
-    monkeypatch.setattr(code, "_hash", lambda path: seen.append(path) or "0")
+    monkeypatch.setattr(provenance, "_hash", lambda path: seen.append(path) or "0")
     mechanism_files(bench.experiment().cells[0].spec.search)
     assert any(path.endswith("transforms/sparsemax.py") for path in seen)
 
