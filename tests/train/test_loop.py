@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from attnbench.core import native
 from attnbench.core.errors import AttnbenchError
 from attnbench.tasks.base import EVAL_TOKENS
 from attnbench.train.state import checkpoint_steps, load_average
@@ -36,6 +38,13 @@ def test_the_lines_of_the_log(toys: Any):
     assert [line["epoch"] for line in validated] == [0, 1]  # the fifth batch is the last of its epoch
     assert trained[0]["train/nll"] == trained[0]["train/loss"]
     assert trained[0]["train/lr"] == 0.01
+
+
+def test_what_compiling_takes_is_no_part_of_it(toys: Any, monkeypatch: pytest.MonkeyPatch):
+    """By the clock that stands meanwhile; here it is read at the start, and once an update."""
+    ticks = itertools.count()
+    monkeypatch.setattr(native, "clock", lambda: float(next(ticks)))
+    assert toys(max_steps=5, validate_every=9)().state.seconds == 5.0
 
 
 def test_the_loss_of_a_line_is_the_mean_over_its_tokens(toys: Any):
