@@ -14,27 +14,36 @@ from attnbench.attention.backends._blocks import (
     PRECISION,
     alive_in,
     drawn_for,
+    kept_at,
     kept_in,
     kept_of_rows,
     mean_of,
     rows_from,
+    scores_at,
     scores_of,
+    seen_by_all,
 )
 from attnbench.attention.transforms._climb import SMALL, TOPK, log_over_e, mass_of
 
 
 @triton.jit
-def _weights(s, alive, t, centre, total, e, KIND: tl.constexpr):
-    """The weights of a block, and the part of them that the gradient goes through."""
-    d = s - centre[:, None]
-    share = (1.0 / total)[:, None]
+def _weights(s, t, centre, share, e, KIND: tl.constexpr):
+    """The weights of a block, and the part of them that the gradient goes through. t, centre, share: of each row, along
+    the rows of the scores."""
+    d = s - centre
     if KIND == TOPK:
-        mass = tl.where((s >= t[:, None]) | (d != d), tl.exp(d), 0.0) * share
+        mass = tl.where((s >= t) | (d != d), tl.exp(d), 0.0) * share
         part = mass
     else:
-        mass, part = mass_of(d, t[:, None], e, KIND)
+        mass, part = mass_of(d, t, e, KIND)
         mass = mass * share
-    return tl.where(alive, mass, 0.0), tl.where(alive, part, 0.0)
+    return mass, part
+
+
+@triton.jit
+def _moved(gain, part, middle):
+    """The gradient of a block's scores."""
+    return tl.where(part == 0.0, 0.0, part * (gain - middle))
 
 
 @triton.jit
@@ -70,9 +79,10 @@ def backward_query(
     heads, queries, keys, width, value_width, ahead, scale, seed, rate,
     KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr, LEARNED: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROOM: tl.constexpr,
+    FULL: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one block of queries. slope: as forward left it; where it leaves none, the contexts. ROOM: as there.
-    LEARNED: also each row's gradient for alpha."""
+    LEARNED: also each row's gradient for alpha. FULL: as there."""
     blocks = tl.cdiv(queries, BLOCK_M)
     block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
@@ -95,38 +105,62 @@ def backward_query(
     end = keys
     if CAUSAL:
         end = tl.minimum(keys, first + BLOCK_M + ahead)
+    whole = seen_by_all(first, keys, ahead, CAUSAL, BLOCK_N)
+    share = 1.0 / shared
     of_query = tl.zeros([BLOCK_M, WIDTH], tl.float32)
     gain_0 = tl.zeros([BLOCK_M], tl.float32)
     gain_1 = tl.zeros([BLOCK_M], tl.float32)
     gain_2 = tl.zeros([BLOCK_M], tl.float32)
     sum_1 = tl.zeros([BLOCK_M], tl.float32)
     sum_2 = tl.zeros([BLOCK_M], tl.float32)
-    for n in range(0, end, BLOCK_N):
-        alive = alive_in(valid + b * valid_b, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
-        k = rows_from(key + b * kb + h * kh, keys, kn, n, width, BLOCK_N, WIDTH)
-        v = rows_from(value + b * vb + h * vh, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH)
-        s = scores_of(q, k, alive, scale)
-        mass, part = _weights(s, alive, t, centre, shared, e, KIND)
-        gain = tl.dot(up, tl.trans(v), input_precision=PRECISION)
-        if DROPOUT:
-            gain = gain * kept_in(drawn, first, n, keys, rate, BLOCK_M, BLOCK_N)
-        if LEARNED:
-            sums = _of_alpha(s - centre[:, None], gain, mass, part / shared[:, None], t, e)
-            gain_0 += sums[0]
-            gain_1 += sums[1]
-            gain_2 += sums[2]
-            sum_1 += sums[3]
-            sum_2 += sums[4]
-        changed = tl.where(part == 0.0, 0.0, part * (gain - middle[:, None]) * scale)
-        of_query += tl.dot(changed.to(k.dtype), k, input_precision=PRECISION)
+    keys_of, values_of, valid_of = key + b * kb + h * kh, value + b * vb + h * vh, valid + b * valid_b
+    for n in range(0, whole, BLOCK_N):
+        k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH, FULL)
+        v = rows_from(values_of, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH, FULL)
+        s = scores_at(q, k, valid_of, queries, n, first, keys, ahead, scale, False, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        of_query, gain_0, gain_1, gain_2, sum_1, sum_2 = _of_keys(
+            of_query, gain_0, gain_1, gain_2, sum_1, sum_2, s, k, v, up, t, centre, share, middle, e, drawn, first, n,
+            keys, rate, KIND, DROPOUT, LEARNED, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+    for n in range(whole, end, BLOCK_N):
+        k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH)
+        v = rows_from(values_of, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH)
+        s = scores_at(q, k, valid_of, queries, n, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        of_query, gain_0, gain_1, gain_2, sum_1, sum_2 = _of_keys(
+            of_query, gain_0, gain_1, gain_2, sum_1, sum_2, s, k, v, up, t, centre, share, middle, e, drawn, first, n,
+            keys, rate, KIND, DROPOUT, LEARNED, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
     column = tl.arange(0, WIDTH)
     at = row[:, None] * gm + column[None, :]
     tl.store(
-        query_slope + b * gb + h * gh + at, of_query.to(query_slope.dtype.element_ty),
+        query_slope + b * gb + h * gh + at, (of_query * scale).to(query_slope.dtype.element_ty),
         mask=there[:, None] & (column < width)[None, :],
     )  # fmt: skip
     if LEARNED:
         tl.store(alpha_slope + place, _slope_of_alpha(gain_0, gain_1, gain_2, sum_1, sum_2, e), mask=there)
+
+
+@triton.jit
+def _of_keys(
+    of_query, gain_0, gain_1, gain_2, sum_1, sum_2, s, k, v, up, t, centre, share, middle, e, drawn, first_query,
+    first_key, keys, rate,
+    KIND: tl.constexpr, DROPOUT: tl.constexpr, LEARNED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """What a block of keys adds to the gradients of queries, but for the scale, and to the sums for that of alpha."""
+    mass, part = _weights(s, t[:, None], centre[:, None], share[:, None], e, KIND)
+    gain = tl.dot(up, tl.trans(v), input_precision=PRECISION)
+    if DROPOUT:
+        gain = gain * kept_in(drawn, first_query, first_key, keys, rate, BLOCK_M, BLOCK_N)
+    if LEARNED:
+        sums = _of_alpha(s - centre[:, None], gain, mass, part * share[:, None], t, e)
+        gain_0 += sums[0]
+        gain_1 += sums[1]
+        gain_2 += sums[2]
+        sum_1 += sums[3]
+        sum_2 += sums[4]
+    changed = _moved(gain, part, middle[:, None])
+    of_query += tl.dot(changed.to(k.dtype), k, input_precision=PRECISION)
+    return of_query, gain_0, gain_1, gain_2, sum_1, sum_2
 
 
 @triton.jit
@@ -151,34 +185,29 @@ def backward_key(
     drawn = drawn_for(seed, bh, DROPOUT)
     of_key = tl.zeros([BLOCK_N, WIDTH], tl.float32)
     of_value = tl.zeros([BLOCK_N, VALUE_WIDTH], tl.float32)
-    begin = 0
-    if CAUSAL:
+    begin, clear = 0, 0
+    if CAUSAL:  # queries from `clear` on stand behind all of these keys
         begin = tl.maximum(0, n - ahead) // BLOCK_M * BLOCK_M
-    for first in range(begin, queries, BLOCK_M):
-        row = first + tl.arange(0, BLOCK_M)
-        rows = row < queries
-        if ROOM > 0:
-            rows = rows & (tl.load(found + bh * queries + row, mask=rows, other=0) > ROOM)
-            going = tl.max(rows.to(tl.int32), 0)
-        else:
-            going = 1
-        if going > 0:
-            q = rows_from(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH)
-            up = rows_from(upstream + b * ob + h * oh, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH)
-            t, centre, shared = kept_of_rows(threshold, most, total, bh * queries + row, rows)
-            middle = tl.load(mean + bh * queries + row, mask=rows, other=0.0)
-            alive = alive_in(valid + b * valid_b, queries, n, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
-            alive = alive & rows[:, None]
-            s = scores_of(q, k, alive, scale)
-            mass, part = _weights(s, alive, t, centre, shared, e, KIND)
-            slope = tl.dot(up, tl.trans(v), input_precision=PRECISION)
-            if DROPOUT:
-                kept = kept_in(drawn, first, n, keys, rate, BLOCK_M, BLOCK_N)
-                slope = slope * kept
-                mass = mass * kept
-            changed = tl.where(part == 0.0, 0.0, part * (slope - middle[:, None]) * scale)
-            of_value += tl.dot(tl.trans(mass).to(up.dtype), up, input_precision=PRECISION)
-            of_key += tl.dot(tl.trans(changed).to(q.dtype), q, input_precision=PRECISION)
+        clear = tl.minimum(tl.cdiv(tl.maximum(0, n + BLOCK_N - 1 - ahead), BLOCK_M) * BLOCK_M, queries)
+    queries_of, ups_of = query + b * qb + h * qh, upstream + b * ob + h * oh
+    of_rows = bh * queries
+    for first in range(begin, clear, BLOCK_M):
+        of_key, of_value = _of_queries(
+            of_key, of_value, k, v, queries_of, ups_of, threshold + of_rows, most + of_rows, total + of_rows,
+            mean + of_rows, found + of_rows, qm, om, first, n, queries, keys, width, value_width, ahead, scale, e,
+            drawn, rate, KIND, CAUSAL, DROPOUT, WIDTH, VALUE_WIDTH, BLOCK_M, BLOCK_N, ROOM,
+        )  # fmt: skip
+    for first in range(clear, queries, BLOCK_M):
+        of_key, of_value = _of_queries(
+            of_key, of_value, k, v, queries_of, ups_of, threshold + of_rows, most + of_rows, total + of_rows,
+            mean + of_rows, found + of_rows, qm, om, first, n, queries, keys, width, value_width, ahead, scale, e,
+            drawn, rate, KIND, False, DROPOUT, WIDTH, VALUE_WIDTH, BLOCK_M, BLOCK_N, ROOM,
+        )  # fmt: skip
+    of_key = of_key * scale
+    if VALID:  # what another key gave is not asked of one that nobody looks at
+        at = n + tl.arange(0, BLOCK_N)
+        seen = (tl.load(valid + b * valid_b + at, mask=at < keys, other=0) != 0)[:, None]
+        of_key, of_value = tl.where(seen, of_key, 0.0), tl.where(seen, of_value, 0.0)
     row = n + tl.arange(0, BLOCK_N)
     for_key, for_value = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
     of_keys = key_slope + b * gb + h * gh + row[:, None] * gn + for_key[None, :]
@@ -190,6 +219,43 @@ def backward_key(
         of_value += tl.load(of_values, mask=value_there, other=0.0)
     tl.store(of_keys, of_key.to(key_slope.dtype.element_ty), mask=key_there)
     tl.store(of_values, of_value.to(value_slope.dtype.element_ty), mask=value_there)
+
+
+@triton.jit
+def _of_queries(
+    of_key, of_value, k, v, queries_of, ups_of, threshold, most, total, mean, found, qm, om, first, first_key,
+    queries, keys, width, value_width, ahead, scale, e, drawn, rate,
+    KIND: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROOM: tl.constexpr,
+):  # fmt: skip
+    """What a block of queries adds to the gradients of keys, but for the scale, and of values. Scores lie the other
+    way, [BLOCK_N, BLOCK_M]: weights then need not be turned to be multiplied. Beyond the last query all is 0."""
+    row = first + tl.arange(0, BLOCK_M)
+    rows = row < queries
+    going = 1
+    if ROOM > 0:
+        rows = rows & (tl.load(found + row, mask=rows, other=0) > ROOM)
+        going = tl.max(rows.to(tl.int32), 0)
+    if going > 0:
+        q = rows_from(queries_of, queries, qm, first, width, BLOCK_M, WIDTH)
+        up = rows_from(ups_of, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH)
+        t, centre, shared = kept_of_rows(threshold, most, total, row, rows)
+        middle = tl.load(mean + row, mask=rows, other=0.0)
+        s = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale
+        at = first_key + tl.arange(0, BLOCK_N)
+        if CAUSAL:
+            s = tl.where(at[:, None] <= row[None, :] + ahead, s, float("-inf"))
+        if ROOM > 0:
+            s = tl.where(rows[None, :], s, float("-inf"))
+        mass, part = _weights(s, t[None, :], centre[None, :], (1.0 / shared)[None, :], e, KIND)
+        gain = tl.dot(v, tl.trans(up), input_precision=PRECISION)
+        if DROPOUT:
+            kept = kept_at(drawn, row[None, :], at[:, None], keys, rate)
+            gain = gain * kept
+            mass = mass * kept
+        of_value += tl.dot(mass.to(up.dtype), up, input_precision=PRECISION)
+        of_key += tl.dot(_moved(gain, part, middle[None, :]).to(q.dtype), q, input_precision=PRECISION)
+    return of_key, of_value
 
 
 @triton.jit
@@ -220,7 +286,8 @@ def backward_short(
         middle = mean_of(up, slope + b * sb + h * sh, sm, mean, row, place, rows, value_width, VALUE_WIDTH)
         alive = alive_in(valid + b * valid_b, queries, 0, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
         s = scores_of(q, k, alive, scale)
-        mass, part = _weights(s, alive, t, centre, shared, e, KIND)
+        mass, part = _weights(s, t[:, None], centre[:, None], (1.0 / shared)[:, None], e, KIND)
+        mass, part = tl.where(alive, mass, 0.0), tl.where(alive, part, 0.0)
         gain = tl.dot(up, tl.trans(v), input_precision=PRECISION)
         weight = mass
         if DROPOUT:
@@ -231,7 +298,7 @@ def backward_short(
             sums = _of_alpha(s - centre[:, None], gain, mass, part / shared[:, None], t, e)
             moved = _slope_of_alpha(sums[0], sums[1], sums[2], sums[3], sums[4], e)
             tl.store(alpha_slope + place, moved, mask=rows)
-        changed = tl.where(part == 0.0, 0.0, part * (gain - middle[:, None]) * scale)
+        changed = _moved(gain, part, middle[:, None]) * scale
         of_query = tl.dot(changed.to(k.dtype), k, input_precision=PRECISION)
         tl.store(
             query_slope + b * gb + h * gh + row[:, None] * gm + narrow[None, :],

@@ -16,12 +16,25 @@ ROUNDS: tl.constexpr = tl.constexpr(200)
 
 
 @triton.jit
-def rows_from(start, rows, row_stride, begin, width, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
-    """Rows from `begin` on of a matrix in memory; 0 beyond its ends."""
+def rows_from(start, rows, row_stride, begin, width, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+              WHOLE: tl.constexpr = False):  # fmt: skip
+    """Rows from `begin` on of a matrix in memory; 0 beyond its ends. WHOLE: none of them lies beyond."""
     row = begin + tl.arange(0, BLOCK)
     column = tl.arange(0, WIDTH)
+    at = start + row[:, None] * row_stride + column[None, :]
+    if WHOLE:
+        return tl.load(at)
     there = (row < rows)[:, None] & (column < width)[None, :]
-    return tl.load(start + row[:, None] * row_stride + column[None, :], mask=there, other=0.0)
+    return tl.load(at, mask=there, other=0.0)
+
+
+@triton.jit
+def seen_by_all(first_query, keys, ahead, CAUSAL: tl.constexpr, BLOCK_N: tl.constexpr):
+    """How many keys stand in whole blocks before which every query of a block stands: none of them is beyond an end."""
+    seen = keys
+    if CAUSAL:
+        seen = tl.maximum(tl.minimum(keys, first_query + ahead + 1), 0)
+    return seen // BLOCK_N * BLOCK_N
 
 
 @triton.jit
@@ -43,6 +56,20 @@ def scores_of(q, k, alive, scale):
     """-inf where a key is not looked at."""
     products = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     return tl.where(alive, products * scale, float("-inf"))
+
+
+@triton.jit
+def scores_at(q, k, valid, rows, first_key, first_query, keys, ahead, scale, EDGE: tl.constexpr, CAUSAL: tl.constexpr,
+              VALID: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
+    """The scores of a block of keys. EDGE: an end may lie in it; else all queries stand behind it (seen_by_all)."""
+    if EDGE:
+        return scores_of(
+            q, k, alive_in(valid, rows, first_key, first_query, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N), scale
+        )
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    if VALID:
+        s = tl.where((tl.load(valid + first_key + tl.arange(0, BLOCK_N)) != 0)[None, :], s, float("-inf"))
+    return s
 
 
 @triton.jit

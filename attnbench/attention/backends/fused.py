@@ -38,6 +38,10 @@ FEWEST = 64
 """The fewest queries for which keys are listed."""
 _ROOM: dict[FusedKind, int] = {"topk": 64, "sparsemax": 64, "entmax15": 128}
 """The most keys that are listed for a row, by kind."""
+_CLASSES: dict[int, int] = {0: 32, 1: 32, 2: 64}
+"""Of keys, by kind: how many four largest scores are kept for the first search of a row (_classes.py)."""
+_FEW = 32
+"""The largest k of top-k that is searched for among them."""
 
 
 def attend(
@@ -169,11 +173,14 @@ class _Attention(torch.autograd.Function):
                     values, *listed[:2], out, slope, threshold, most, total, excess,
                     *v, *o, *size, width, given.k, seed, given.dropout, **how, **second, ROOM=given.room,
                 )  # fmt: skip
+            short = keys.shape[2] <= sizes["BLOCK_N"] and not given.room
+            many = short or (given.kind == _KINDS["topk"] and given.k > _FEW)
+            classes = 0 if many else min(_CLASSES.get(given.kind, 0), sizes["BLOCK_N"])
             module.forward.forward[_grid(rows, sizes["BLOCK_M"], batch * heads)](
                 query, keys, values, out, slope, threshold, most, total, mask, excess, listed.found, listed.crowded,
                 *q, *k, *v, *o, mask.stride(0), *size, query.shape[3], width, ahead,
                 given.scale, given.k, seed, given.dropout, **{**where, **how, **sizes}, ROOM=given.room,
-                SHORT=keys.shape[2] <= sizes["BLOCK_N"] and not given.room,
+                CLASSES=classes, SHORT=short, FULL=_fills(query, values, sizes),
             )  # fmt: skip
         ctx.given = given
         ctx.save_for_backward(query, keys, values, excess, mask, seed, out, slope, threshold, most, total, *listed)
@@ -228,8 +235,9 @@ class _Attention(torch.autograd.Function):
             module.backward.backward_query[_grid(rows, sizes["BLOCK_M"], batch * heads)](
                 *read, through, mean, *kept, mask, excess, listed.found, listed.crowded, of_query, of_excess,
                 *q, *k, *v, *u, *s, *gq, mask.stride(0), *size, ahead, given.scale, seed, given.dropout,
-                LEARNED=learned, **how, **where, **sizes,
+                LEARNED=learned, **how, **where, **sizes, FULL=_fills(query, values, sizes),
             )  # fmt: skip
+            sizes = _sizes(query, keys, values, backward=True, tall=True)
             module.backward.backward_key[_grid(keys.shape[2], sizes["BLOCK_N"], batch * heads)](
                 *read, mean, *kept, mask, excess, listed.found, listed.crowded, of_keys, of_values,
                 *q, *k, *v, *u, *gk, *gv, mask.stride(0), *size, ahead, given.scale, seed, given.dropout,
@@ -284,13 +292,22 @@ def _grid(rows: int, block: int, heads: int) -> tuple[int]:
     return (-(-rows // block) * heads,)
 
 
-def _sizes(query: Tensor, keys: Tensor, values: Tensor, *, backward: bool = False) -> dict[str, Any]:
-    """Tiles and number of warps; a product wants 16 of everything at least."""
+def _fills(query: Tensor, values: Tensor, sizes: dict[str, Any]) -> bool:
+    return query.shape[3] == sizes["WIDTH"] and values.shape[3] == sizes["VALUE_WIDTH"]
+
+
+def _sizes(
+    query: Tensor, keys: Tensor, values: Tensor, *, backward: bool = False, tall: bool = False
+) -> dict[str, Any]:
+    """Tiles and number of warps; a product wants 16 of everything at least. tall: more queries than keys, where their
+    scores are narrow in memory."""
     width, value_width = (max(16, 1 << (each.shape[3] - 1).bit_length()) for each in (query, values))
     exact = query.dtype == torch.float32
     wide = max(width, value_width) > 64
     block = 32 if exact and (wide or backward) else 64
     most = 32 if wide and backward and keys.shape[2] <= block else block  # see _is_short
+    if tall and not (exact or wide):
+        most = 2 * block
     # one query, as in a step of decoding, has a small tile, and so have short sentences
     whole = (max(16, 1 << (each.shape[2] - 1).bit_length()) for each in (query, keys))
     rows, columns = map(min, whole, (most, block))
@@ -301,4 +318,4 @@ def _sizes(query: Tensor, keys: Tensor, values: Tensor, *, backward: bool = Fals
         "VALUE_WIDTH": value_width,
     }
     warps = 8 if wide and not exact and rows * columns > 1 << 10 else 4
-    return sizes if interpreted() else {**sizes, "num_warps": warps, "num_stages": 2}
+    return sizes if interpreted() else {**sizes, "num_warps": warps, "num_stages": 2 if exact or backward else 3}

@@ -23,8 +23,7 @@ SETTLED: tl.constexpr = tl.constexpr(2e-6)
 @triton.jit
 def base_of(d, t, e):
     """r = [1 + e (d - t)]_+; NaN stays NaN."""
-    r = 1.0 + e * (d - t)
-    return tl.where(r < 0.0, 0.0, r)
+    return tl.maximum(1.0 + e * (d - t), 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit

@@ -27,7 +27,7 @@ WHOLE = {"slope", "threshold", "most", "total", "excess", "mean", "alpha_slope",
 NUMBERS = {"found", "crowded", "lists"}
 FIXED = {"CAUSAL": True, "VALID": True, "DROPOUT": True, "GRADIENT": True, "LEARNED": True, "WIDTH": 64,
          "VALUE_WIDTH": 64, "ROOM": 64, "PLAIN": False, "UNROLL": 4,
-         "KEEP": True, "ALL": False, "SHORT": False}
+         "KEEP": True, "ALL": False, "SHORT": False, "CLASSES": 16, "FULL": False}
 WIDE = {"WIDTH": 128, "VALUE_WIDTH": 128, "BLOCK_M": 32}
 POINTERS = {
     "valid": "*u8", "keep": "*u8", "short": "*u8", "seed": "*i64",

@@ -1,0 +1,167 @@
+"""Passes over the keys of a block of queries, in which scores are computed anew (_forward.py).
+
+Where most rows need a pass, blocks of keys before which all queries stand are not masked.
+"""
+
+# The parameters of kernels are written as Triton reads them: `tl.constexpr` is decided when a kernel is compiled.
+# pyright: basic, reportOperatorIssue=false, reportArgumentType=false, reportCallIssue=false
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from attnbench.attention.backends._blocks import rows_from, scores_at, sums_of
+from attnbench.attention.backends._classes import taken
+
+
+@triton.jit
+def largest_of(
+    q, keys_of, kn, valid, queries, first, keys, width, ahead, scale, whole, end,
+    CAUSAL: tl.constexpr, VALID: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_M: tl.constexpr, CLASSES: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """The four largest scores of each class of keys (_classes.py)."""
+    one = tl.full([BLOCK_M, CLASSES], float("-inf"), tl.float32)
+    two, three, four = one, one, one
+    for n in range(0, whole, CLASSES):
+        k = rows_from(keys_of, keys, kn, n, width, CLASSES, WIDTH, FULL)
+        s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, False, CAUSAL, VALID, BLOCK_M, CLASSES)
+        one, two, three, four = taken(s, one, two, three, four)
+    for n in range(whole, end, CLASSES):
+        k = rows_from(keys_of, keys, kn, n, width, CLASSES, WIDTH)
+        s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, CLASSES)
+        one, two, three, four = taken(s, one, two, three, four)
+    return one, two, three, four
+
+
+@triton.jit
+def best_of(
+    q, keys_of, kn, valid, queries, first, keys, width, ahead, scale, end,
+    CAUSAL: tl.constexpr, VALID: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The largest score of each class of keys."""
+    best = tl.full([BLOCK_M, BLOCK_N], float("-inf"), tl.float32)
+    for n in range(0, end, BLOCK_N):
+        k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH)
+        s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        best = tl.maximum(best, s)
+    return best
+
+
+@triton.jit
+def extremes_of(
+    q, keys_of, kn, valid, queries, first, keys, width, ahead, scale, end, all_scores,
+    CAUSAL: tl.constexpr, VALID: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SHORT: tl.constexpr,
+):  # fmt: skip
+    """The largest score of each row, the least, and how many there are."""
+    most = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    low = tl.full([BLOCK_M], float("inf"), tl.float32)
+    living = tl.zeros([BLOCK_M], tl.float32)
+    if SHORT:
+        most = tl.maximum(most, tl.max(all_scores, 1))
+        alive = all_scores > float("-inf")
+        low = tl.minimum(low, tl.min(tl.where(alive, all_scores, float("inf")), 1))
+        living += tl.sum(alive.to(tl.float32), 1)
+    else:
+        for n in range(0, end, BLOCK_N):
+            k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH)
+            s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+            most = tl.maximum(most, tl.max(s, 1))
+            alive = s > float("-inf")
+            low = tl.minimum(low, tl.min(tl.where(alive, s, float("inf")), 1))
+            living += tl.sum(alive.to(tl.float32), 1)
+    return most, low, living
+
+
+@triton.jit
+def above_of(
+    q, keys_of, kn, valid, queries, first, keys, width, ahead, scale, end, t,
+    CAUSAL: tl.constexpr, VALID: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """How many scores lie above `t`, and the least of them."""
+    over = tl.zeros([BLOCK_M], tl.float32)
+    least = tl.full([BLOCK_M], float("inf"), tl.float32)
+    for n in range(0, end, BLOCK_N):
+        k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH)
+        s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        higher = s > t[:, None]
+        over += tl.sum(higher.to(tl.float32), 1)
+        least = tl.minimum(least, tl.min(tl.where(higher, s, float("inf")), 1))
+    return over, least
+
+
+@triton.jit
+def counts_of(
+    q, keys_of, kn, valid, queries, first, keys, width, ahead, scale, end, all_scores, one, two, three,
+    CAUSAL: tl.constexpr, VALID: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SHORT: tl.constexpr,
+):  # fmt: skip
+    """How many scores reach each of three thresholds."""
+    first_count = tl.zeros([BLOCK_M], tl.float32)
+    second_count = tl.zeros([BLOCK_M], tl.float32)
+    third_count = tl.zeros([BLOCK_M], tl.float32)
+    if SHORT:
+        first_count += tl.sum((all_scores >= one[:, None]).to(tl.float32), 1)
+        second_count += tl.sum((all_scores >= two[:, None]).to(tl.float32), 1)
+        third_count += tl.sum((all_scores >= three[:, None]).to(tl.float32), 1)
+    else:
+        for n in range(0, end, BLOCK_N):
+            k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH)
+            s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+            first_count += tl.sum((s >= one[:, None]).to(tl.float32), 1)
+            second_count += tl.sum((s >= two[:, None]).to(tl.float32), 1)
+            third_count += tl.sum((s >= three[:, None]).to(tl.float32), 1)
+    return first_count, second_count, third_count
+
+
+@triton.jit
+def edges_of(
+    q, keys_of, kn, valid, queries, first, keys, width, ahead, scale, end, all_scores, t,
+    CAUSAL: tl.constexpr, VALID: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SHORT: tl.constexpr,
+):  # fmt: skip
+    """The least score that reaches `t`, and the largest that does not."""
+    least = tl.full([BLOCK_M], float("inf"), tl.float32)
+    left = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    if SHORT:
+        chosen = all_scores >= t[:, None]
+        least = tl.minimum(least, tl.min(tl.where(chosen & (all_scores > float("-inf")), all_scores, float("inf")), 1))
+        left = tl.maximum(left, tl.max(tl.where(chosen, float("-inf"), all_scores), 1))
+    else:
+        for n in range(0, end, BLOCK_N):
+            k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH)
+            s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+            chosen = s >= t[:, None]
+            least = tl.minimum(least, tl.min(tl.where(chosen & (s > float("-inf")), s, float("inf")), 1))
+            left = tl.maximum(left, tl.max(tl.where(chosen, float("-inf"), s), 1))
+    return least, left
+
+
+@triton.jit
+def weight_of(
+    q, keys_of, kn, valid, queries, first, keys, width, ahead, scale, whole, end, all_scores, centre, t, e,
+    KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SHORT: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """Of the weights of each row at threshold `t`, and of their parts."""
+    mass_sum = tl.zeros([BLOCK_M], tl.float32)
+    part_sum = tl.zeros([BLOCK_M], tl.float32)
+    if SHORT:
+        mass, part = sums_of(all_scores - centre[:, None], t, e, KIND)
+        mass_sum += mass
+        part_sum += part
+    else:
+        for n in range(0, whole, BLOCK_N):
+            k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH, FULL)
+            s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, False, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+            mass, part = sums_of(s - centre[:, None], t, e, KIND)
+            mass_sum += mass
+            part_sum += part
+        for n in range(whole, end, BLOCK_N):
+            k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH)
+            s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+            mass, part = sums_of(s - centre[:, None], t, e, KIND)
+            mass_sum += mass
+            part_sum += part
+    return mass_sum, part_sum
