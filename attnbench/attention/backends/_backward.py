@@ -57,7 +57,7 @@ def _of_alpha(d, gain, mass, part, t, e):
     once = tl.where(mass > 0.0, log_over_e(d, t[:, None], e), 0.0)  # log p
     w = -e * once
     series = mass * once * once * (1 / 2 + w * (1 / 6 + w * (1 / 24 + w * (1 / 120 + w / 720))))
-    twice = tl.where(tl.abs(w) < SMALL, series, (part - mass + e * mass * once) / (e * e))
+    twice = tl.where(tl.abs(w) < SMALL, series, (part - mass + e * mass * once) * (1.0 / (e * e)))
     once = mass * once
     return (
         tl.sum(gain * mass, 1), tl.sum(gain * once, 1), tl.sum(gain * twice, 1), tl.sum(once, 1), tl.sum(twice, 1)
