@@ -23,19 +23,27 @@ from attnbench.attention.backends._blocks import (
     scores_of,
     seen_by_all,
 )
-from attnbench.attention.transforms._climb import SMALL, TOPK, log_over_e, mass_of
+from attnbench.attention.transforms._climb import ENTMAX15, LOG2E, SMALL, SPARSEMAX, TOPK, log_over_e, mass_at
 
 
 @triton.jit
-def _weights(s, t, centre, share, e, KIND: tl.constexpr):
-    """The weights of a block, and the part of them that the gradient goes through. t, centre, share: of each row, along
-    the rows of the scores."""
-    d = s - centre
+def _shift_of(t, centre, share, e, KIND: tl.constexpr):
+    """What the weights of a row are computed from, beside its scores, in one step."""
     if KIND == TOPK:
-        mass = tl.where((s >= t) | (d != d), tl.exp(d), 0.0) * share
+        return tl.log2(share) - centre * LOG2E
+    below = -e * (centre + t)
+    return 1.0 + below if KIND == SPARSEMAX or KIND == ENTMAX15 else below  # noqa: SIM109 - which Triton cannot read
+
+
+@triton.jit
+def _weights(s, t, shift, share, e, KIND: tl.constexpr):
+    """The weights of a block, and the part of them that the gradient goes through. t, shift, share: of each row, along
+    the rows of the scores. NaN stays NaN."""
+    if KIND == TOPK:
+        mass = tl.where(s < t, 0.0, tl.exp2(s * LOG2E + shift))
         part = mass
     else:
-        mass, part = mass_of(d, t, e, KIND)
+        mass, part = mass_at(e * s + shift, e, KIND)
         mass = mass * share
     return mass, part
 
@@ -43,18 +51,18 @@ def _weights(s, t, centre, share, e, KIND: tl.constexpr):
 @triton.jit
 def _moved(gain, part, middle):
     """The gradient of a block's scores."""
-    return tl.where(part == 0.0, 0.0, part * (gain - middle))
+    return part * (gain - middle)
 
 
 @triton.jit
-def _of_alpha(d, gain, mass, part, t, e):
+def _of_alpha(x, gain, mass, part, e):
     """What the gradient for alpha is made of, of a block of keys.
 
     With l = log p, g = (e^(-e l) - 1 + e l) / e^2, and sums over the row H = -sum p l, M = sum p g, weights move with
     alpha as `p (M - g - (H + e M) l - H m) / (1 + e H + e^2 M)`, with m = e g - l: proposition 1 of Correia et al. 2019
-    without its differences of near equals over e. part: over the row's total, like the mass.
+    without its differences of near equals over e. part: times the row's inverse, like the mass.
     """
-    once = tl.where(mass > 0.0, log_over_e(d, t[:, None], e), 0.0)  # log p
+    once = tl.where(mass > 0.0, log_over_e(x, e), 0.0)  # log p
     w = -e * once
     series = mass * once * once * (1 / 2 + w * (1 / 6 + w * (1 / 24 + w * (1 / 120 + w / 720))))
     twice = tl.where(tl.abs(w) < SMALL, series, (part - mass + e * mass * once) * (1.0 / (e * e)))
@@ -73,7 +81,7 @@ def _slope_of_alpha(gain_0, gain_1, gain_2, sum_1, sum_2, e):
 
 @triton.jit
 def backward_query(
-    query, key, value, upstream, slope, mean, threshold, most, total, valid, excess, found, crowded,
+    query, key, value, upstream, slope, mean, shift, threshold, most, inverse, valid, excess, found, crowded,
     query_slope, alpha_slope,
     qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, sb, sh, sm, gb, gh, gm, valid_b,
     heads, queries, keys, width, value_width, ahead, scale, seed, rate,
@@ -81,7 +89,8 @@ def backward_query(
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROOM: tl.constexpr,
     FULL: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one block of queries. slope: as forward left it; where it leaves none, the contexts. ROOM: as there.
+    """Gradients of one block of queries, and what those of keys need: mean and shift of each row. slope: as forward
+    left it; where it leaves none, the contexts. ROOM: as there.
     LEARNED: also each row's gradient for alpha. FULL: as there."""
     blocks = tl.cdiv(queries, BLOCK_M)
     block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
@@ -98,15 +107,16 @@ def backward_query(
             return
     q = rows_from(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH)
     up = rows_from(upstream + b * ob + h * oh, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH)
-    t, centre, shared = kept_of_rows(threshold, most, total, place, there)
+    t, centre, share = kept_of_rows(threshold, most, inverse, place, there)
     middle = mean_of(up, slope + b * sb + h * sh, sm, mean, row, place, there, value_width, VALUE_WIDTH)
     e = tl.load(excess + h)
+    below = _shift_of(t, centre, share, e, KIND)
+    tl.store(shift + place, below, mask=there)
     drawn = drawn_for(seed, bh, DROPOUT)
     end = keys
     if CAUSAL:
         end = tl.minimum(keys, first + BLOCK_M + ahead)
     whole = seen_by_all(first, keys, ahead, CAUSAL, BLOCK_N)
-    share = 1.0 / shared
     of_query = tl.zeros([BLOCK_M, WIDTH], tl.float32)
     gain_0 = tl.zeros([BLOCK_M], tl.float32)
     gain_1 = tl.zeros([BLOCK_M], tl.float32)
@@ -119,7 +129,7 @@ def backward_query(
         v = rows_from(values_of, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH, FULL)
         s = scores_at(q, k, valid_of, queries, n, first, keys, ahead, scale, False, CAUSAL, VALID, BLOCK_M, BLOCK_N)
         of_query, gain_0, gain_1, gain_2, sum_1, sum_2 = _of_keys(
-            of_query, gain_0, gain_1, gain_2, sum_1, sum_2, s, k, v, up, t, centre, share, middle, e, drawn, first, n,
+            of_query, gain_0, gain_1, gain_2, sum_1, sum_2, s, k, v, up, t, below, share, middle, e, drawn, first, n,
             keys, rate, KIND, DROPOUT, LEARNED, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     for n in range(whole, end, BLOCK_N):
@@ -127,7 +137,7 @@ def backward_query(
         v = rows_from(values_of, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH)
         s = scores_at(q, k, valid_of, queries, n, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
         of_query, gain_0, gain_1, gain_2, sum_1, sum_2 = _of_keys(
-            of_query, gain_0, gain_1, gain_2, sum_1, sum_2, s, k, v, up, t, centre, share, middle, e, drawn, first, n,
+            of_query, gain_0, gain_1, gain_2, sum_1, sum_2, s, k, v, up, t, below, share, middle, e, drawn, first, n,
             keys, rate, KIND, DROPOUT, LEARNED, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     column = tl.arange(0, WIDTH)
@@ -142,17 +152,17 @@ def backward_query(
 
 @triton.jit
 def _of_keys(
-    of_query, gain_0, gain_1, gain_2, sum_1, sum_2, s, k, v, up, t, centre, share, middle, e, drawn, first_query,
+    of_query, gain_0, gain_1, gain_2, sum_1, sum_2, s, k, v, up, t, shift, share, middle, e, drawn, first_query,
     first_key, keys, rate,
     KIND: tl.constexpr, DROPOUT: tl.constexpr, LEARNED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """What a block of keys adds to the gradients of queries, but for the scale, and to the sums for that of alpha."""
-    mass, part = _weights(s, t[:, None], centre[:, None], share[:, None], e, KIND)
+    mass, part = _weights(s, t[:, None], shift[:, None], share[:, None], e, KIND)
     gain = tl.dot(up, tl.trans(v), input_precision=PRECISION)
     if DROPOUT:
         gain = gain * kept_in(drawn, first_query, first_key, keys, rate, BLOCK_M, BLOCK_N)
     if LEARNED:
-        sums = _of_alpha(s - centre[:, None], gain, mass, part * share[:, None], t, e)
+        sums = _of_alpha(e * s + shift[:, None], gain, mass, part * share[:, None], e)
         gain_0 += sums[0]
         gain_1 += sums[1]
         gain_2 += sums[2]
@@ -165,13 +175,15 @@ def _of_keys(
 
 @triton.jit
 def backward_key(
-    query, key, value, upstream, mean, threshold, most, total, valid, excess, found, crowded, key_slope, value_slope,
+    query, key, value, upstream, mean, shift, threshold, inverse, valid, excess, found, crowded, key_slope, value_slope,
     qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, gb, gh, gn, wb, wh, wn, valid_b,
     heads, queries, keys, width, value_width, ahead, scale, seed, rate,
     KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROOM: tl.constexpr,
+    EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one block of keys and values. ROOM: as in forward; what other rows gave is there, and added to."""
+    """Gradients of one block of keys and values. ROOM: as in forward; what other rows gave is there, and added to.
+    EVEN: queries are whole blocks, and states as wide as their tiles."""
     blocks = tl.cdiv(keys, BLOCK_N)
     block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
@@ -185,23 +197,35 @@ def backward_key(
     drawn = drawn_for(seed, bh, DROPOUT)
     of_key = tl.zeros([BLOCK_N, WIDTH], tl.float32)
     of_value = tl.zeros([BLOCK_N, VALUE_WIDTH], tl.float32)
+    queries_of, ups_of, place = query + b * qb + h * qh, upstream + b * ob + h * oh, bh * queries
+    threshold, shift, inverse, mean, found = (
+        threshold + place, shift + place, inverse + place, mean + place, found + place
+    )  # fmt: skip
     begin, clear = 0, 0
     if CAUSAL:  # queries from `clear` on stand behind all of these keys
         begin = tl.maximum(0, n - ahead) // BLOCK_M * BLOCK_M
         clear = tl.minimum(tl.cdiv(tl.maximum(0, n + BLOCK_N - 1 - ahead), BLOCK_M) * BLOCK_M, queries)
-    queries_of, ups_of = query + b * qb + h * qh, upstream + b * ob + h * oh
-    of_rows = bh * queries
-    for first in range(begin, clear, BLOCK_M):
+    full = queries
+    if not EVEN:
+        full = tl.maximum(queries // BLOCK_M * BLOCK_M, clear)
+        for first in range(full, queries, BLOCK_M):
+            of_key, of_value = _of_queries(
+                of_key, of_value, k, v, queries_of, ups_of, threshold, shift, inverse, mean, found, qm, om, first, n,
+                queries, keys, width, value_width, ahead, scale, e, drawn, rate,
+                KIND, CAUSAL, DROPOUT, WIDTH, VALUE_WIDTH, BLOCK_M, BLOCK_N, ROOM, False,
+            )  # fmt: skip
+    if CAUSAL:
+        for first in range(begin, clear, BLOCK_M):
+            of_key, of_value = _of_queries(
+                of_key, of_value, k, v, queries_of, ups_of, threshold, shift, inverse, mean, found, qm, om, first, n,
+                queries, keys, width, value_width, ahead, scale, e, drawn, rate,
+                KIND, CAUSAL, DROPOUT, WIDTH, VALUE_WIDTH, BLOCK_M, BLOCK_N, ROOM, False,
+            )  # fmt: skip
+    for first in range(clear, full, BLOCK_M):
         of_key, of_value = _of_queries(
-            of_key, of_value, k, v, queries_of, ups_of, threshold + of_rows, most + of_rows, total + of_rows,
-            mean + of_rows, found + of_rows, qm, om, first, n, queries, keys, width, value_width, ahead, scale, e,
-            drawn, rate, KIND, CAUSAL, DROPOUT, WIDTH, VALUE_WIDTH, BLOCK_M, BLOCK_N, ROOM,
-        )  # fmt: skip
-    for first in range(clear, queries, BLOCK_M):
-        of_key, of_value = _of_queries(
-            of_key, of_value, k, v, queries_of, ups_of, threshold + of_rows, most + of_rows, total + of_rows,
-            mean + of_rows, found + of_rows, qm, om, first, n, queries, keys, width, value_width, ahead, scale, e,
-            drawn, rate, KIND, False, DROPOUT, WIDTH, VALUE_WIDTH, BLOCK_M, BLOCK_N, ROOM,
+            of_key, of_value, k, v, queries_of, ups_of, threshold, shift, inverse, mean, found, qm, om, first, n,
+            queries, keys, width, value_width, ahead, scale, e, drawn, rate,
+            KIND, False, DROPOUT, WIDTH, VALUE_WIDTH, BLOCK_M, BLOCK_N, ROOM, EVEN,
         )  # fmt: skip
     of_key = of_key * scale
     if VALID:  # what another key gave is not asked of one that nobody looks at
@@ -223,10 +247,10 @@ def backward_key(
 
 @triton.jit
 def _of_queries(
-    of_key, of_value, k, v, queries_of, ups_of, threshold, most, total, mean, found, qm, om, first, first_key,
+    of_key, of_value, k, v, queries_of, ups_of, threshold, shift, inverse, mean, found, qm, om, first, first_key,
     queries, keys, width, value_width, ahead, scale, e, drawn, rate,
     KIND: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROOM: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROOM: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """What a block of queries adds to the gradients of keys, but for the scale, and of values. Scores lie the other
     way, [BLOCK_N, BLOCK_M]: weights then need not be turned to be multiplied. Beyond the last query all is 0."""
@@ -237,30 +261,36 @@ def _of_queries(
         rows = rows & (tl.load(found + row, mask=rows, other=0) > ROOM)
         going = tl.max(rows.to(tl.int32), 0)
     if going > 0:
-        q = rows_from(queries_of, queries, qm, first, width, BLOCK_M, WIDTH)
-        up = rows_from(ups_of, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH)
-        t, centre, shared = kept_of_rows(threshold, most, total, row, rows)
-        middle = tl.load(mean + row, mask=rows, other=0.0)
+        q = rows_from(queries_of, queries, qm, first, width, BLOCK_M, WIDTH, WHOLE)
         s = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale
         at = first_key + tl.arange(0, BLOCK_N)
         if CAUSAL:
             s = tl.where(at[:, None] <= row[None, :] + ahead, s, float("-inf"))
         if ROOM > 0:
             s = tl.where(rows[None, :], s, float("-inf"))
-        mass, part = _weights(s, t[None, :], centre[None, :], (1.0 / shared)[None, :], e, KIND)
-        gain = tl.dot(v, tl.trans(up), input_precision=PRECISION)
+        if WHOLE and ROOM == 0:
+            t, below, share = tl.load(threshold + row), tl.load(shift + row), tl.load(inverse + row)
+        else:
+            t, below = tl.load(threshold + row, mask=rows, other=0.0), tl.load(shift + row, mask=rows, other=0.0)
+            share = tl.load(inverse + row, mask=rows, other=0.0)
+        mass, part = _weights(s, t[None, :], below[None, :], share[None, :], e, KIND)
+        # in this order: the weights are no longer held when gains are computed
+        up = rows_from(ups_of, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH, WHOLE)
         if DROPOUT:
             kept = kept_at(drawn, row[None, :], at[:, None], keys, rate)
-            gain = gain * kept
             mass = mass * kept
         of_value += tl.dot(mass.to(up.dtype), up, input_precision=PRECISION)
+        gain = tl.dot(v, tl.trans(up), input_precision=PRECISION)
+        if DROPOUT:
+            gain = gain * kept
+        middle = tl.load(mean + row) if WHOLE and ROOM == 0 else tl.load(mean + row, mask=rows, other=0.0)
         of_key += tl.dot(_moved(gain, part, middle[None, :]).to(q.dtype), q, input_precision=PRECISION)
     return of_key, of_value
 
 
 @triton.jit
 def backward_short(
-    query, key, value, upstream, slope, mean, threshold, most, total, valid, excess,
+    query, key, value, upstream, slope, mean, threshold, most, inverse, valid, excess,
     query_slope, alpha_slope, key_slope, value_slope,
     qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, sb, sh, sm, gb, gh, gm, cb, ch, cn, wb, wh, wn, valid_b,
     heads, queries, keys, width, value_width, ahead, scale, seed, rate,
@@ -282,11 +312,12 @@ def backward_short(
         up = rows_from(upstream + b * ob + h * oh, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH)
         row = first + tl.arange(0, BLOCK_M)
         place, rows = bh * queries + row, row < queries
-        t, centre, shared = kept_of_rows(threshold, most, total, place, rows)
+        t, centre, share = kept_of_rows(threshold, most, inverse, place, rows)
         middle = mean_of(up, slope + b * sb + h * sh, sm, mean, row, place, rows, value_width, VALUE_WIDTH)
         alive = alive_in(valid + b * valid_b, queries, 0, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
         s = scores_of(q, k, alive, scale)
-        mass, part = _weights(s, t[:, None], centre[:, None], (1.0 / shared)[:, None], e, KIND)
+        below = _shift_of(t, centre, share, e, KIND)
+        mass, part = _weights(s, t[:, None], below[:, None], share[:, None], e, KIND)
         mass, part = tl.where(alive, mass, 0.0), tl.where(alive, part, 0.0)
         gain = tl.dot(up, tl.trans(v), input_precision=PRECISION)
         weight = mass
@@ -295,7 +326,7 @@ def backward_short(
             gain = gain * kept
             weight = mass * kept
         if LEARNED:
-            sums = _of_alpha(s - centre[:, None], gain, mass, part / shared[:, None], t, e)
+            sums = _of_alpha(e * s + below[:, None], gain, mass, part * share[:, None], e)
             moved = _slope_of_alpha(sums[0], sums[1], sums[2], sums[3], sums[4], e)
             tl.store(alpha_slope + place, moved, mask=rows)
         changed = _moved(gain, part, middle[:, None]) * scale

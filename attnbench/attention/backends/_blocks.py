@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnbench.attention.transforms._climb import mass_of
+from attnbench.attention.transforms._climb import LOG2E, mass_of
 
 PRECISION: tl.constexpr = tl.constexpr("tf32x3")
 """Of products in float32, to about its own accuracy; other types know one precision."""
@@ -73,6 +73,12 @@ def scores_at(q, k, valid, rows, first_key, first_query, keys, ahead, scale, EDG
 
 
 @triton.jit
+def best_weights(s, d, t):
+    """Of softmax over the scores that reach `t`, but for their sum. NaN stays NaN."""
+    return tl.where(s < t, 0.0, tl.exp2(d * LOG2E))
+
+
+@triton.jit
 def sums_of(d, t, e, KIND: tl.constexpr):
     """Of the weights of each row, and of their parts."""
     mass, part = mass_of(d, t[:, None], e, KIND)
@@ -110,12 +116,12 @@ def halfway(left, least):
 
 
 @triton.jit
-def kept_of_rows(threshold, most, total, place, there):
+def kept_of_rows(threshold, most, inverse, place, there):
     """What forward kept of each row."""
     t = tl.load(threshold + place, mask=there, other=0.0)
     centre = tl.load(most + place, mask=there, other=0.0)
-    shared = tl.load(total + place, mask=there, other=1.0)
-    return t, centre, shared
+    share = tl.load(inverse + place, mask=there, other=1.0)
+    return t, centre, share
 
 
 @triton.jit

@@ -19,6 +19,7 @@ from attnbench.attention.backends._blocks import (
     PRECISION,
     ROUNDS,
     alive_in,
+    best_weights,
     drawn_for,
     halfway,
     kept_in,
@@ -45,7 +46,7 @@ NEAR: tl.constexpr = tl.constexpr(4)
 
 @triton.jit
 def forward(
-    query, key, value, out, slope, threshold, most, total, valid, excess, found, crowded,
+    query, key, value, out, slope, threshold, most, inverse, valid, excess, found, crowded,
     qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, valid_b,
     heads, queries, keys, width, value_width, ahead, scale, count, seed, rate,
     KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr, GRADIENT: tl.constexpr,
@@ -53,7 +54,7 @@ def forward(
     ROOM: tl.constexpr, SHORT: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """Contexts of one block of queries. For backward: slope, the mean of the values under the part that the gradient
-    goes through; threshold, most and total of each row.
+    goes through; of each row threshold, most and inverse, by which its weights are multiplied.
 
     CLASSES: of keys, whose four largest scores are kept; 0: more keys have a weight than these can tell. SHORT: all
     keys are one block, whose scores are computed once. FULL: states are as wide as their tiles.
@@ -207,8 +208,8 @@ def forward(
                 context, through, mass_sum, part_sum, s, centre, t, e, v, drawn, first, n, keys, rate,
                 KIND, DROPOUT, GRADIENT, BLOCK_M, BLOCK_N,
             )  # fmt: skip
-    shared = tl.where(mass_sum == 0.0, 1.0, mass_sum)
-    context = context / shared[:, None]
+    share = 1.0 / tl.where(mass_sum == 0.0, 1.0, mass_sum)
+    context = context * share[:, None]
 
     column = tl.arange(0, VALUE_WIDTH)
     there = rows[:, None] & (column < value_width)[None, :]
@@ -221,7 +222,7 @@ def forward(
             tl.store(slope + bh * queries * value_width + at, through / held[:, None], mask=there)
         tl.store(threshold + place, t, mask=rows)
         tl.store(most + place, centre, mask=rows)
-        tl.store(total + place, shared, mask=rows)
+        tl.store(inverse + place, share, mask=rows)
 
 
 @triton.jit
@@ -232,7 +233,7 @@ def _mixed(
     """What a block of keys adds to the contexts, and to what backward needs."""
     d = s - centre[:, None]
     if KIND == TOPK:
-        mass = tl.where((s >= t[:, None]) | (d != d), tl.exp(d), 0.0)
+        mass = best_weights(s, d, t[:, None])
         part = mass
     else:
         mass, part = mass_of(d, t[:, None], e, KIND)

@@ -203,7 +203,7 @@ def _list(
 
 @triton.jit
 def mix(
-    value, lists, found, out, slope, threshold, most, total, excess,
+    value, lists, found, out, slope, threshold, most, inverse, excess,
     vb, vh, vn, ob, oh, om, heads, queries, keys, value_width, count, seed, rate,
     KIND: tl.constexpr, DROPOUT: tl.constexpr, GRADIENT: tl.constexpr,
     VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, ROOM: tl.constexpr, UNROLL: tl.constexpr,
@@ -282,7 +282,7 @@ def mix(
         context += weight[:, None] * v
         if GRADIENT and KIND != TOPK:
             through += share[:, None] * v
-    context = context / shared[:, None]
+    context = context * (1.0 / shared)[:, None]
     there = rows[:, None] & inside
     tl.store(out + b * ob + h * oh + row[:, None] * om + wide[None, :], context.to(out.dtype.element_ty), mask=there)
     if GRADIENT:
@@ -290,7 +290,7 @@ def mix(
             at = place[:, None] * value_width + wide[None, :]
             tl.store(slope + at, through / held[:, None], mask=there)
         tl.store(threshold + place, t, mask=rows)
-        tl.store(total + place, shared, mask=rows)
+        tl.store(inverse + place, 1.0 / shared, mask=rows)
 
 
 @triton.jit
@@ -302,7 +302,7 @@ def _entry(lists, j, there):
 
 @triton.jit
 def spread(
-    query, key, value, upstream, slope, mean, lists, found, threshold, most, total, excess,
+    query, key, value, upstream, slope, mean, lists, found, threshold, most, inverse, excess,
     query_slope, key_slope, value_slope,
     qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, sb, sh, sm, gb, gh, gm,
     heads, queries, keys, width, value_width, scale, seed, rate,
@@ -323,7 +323,7 @@ def spread(
     number = tl.where(rows, number, 0)
     q = rows_from(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH).to(tl.float32)
     up = rows_from(upstream + b * ob + h * oh, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH).to(tl.float32)
-    t, centre, shared = kept_of_rows(threshold, most, total, place, rows)
+    t, centre, share = kept_of_rows(threshold, most, inverse, place, rows)
     middle = mean_of(up, slope + b * sb + h * sh, sm, mean, row, place, rows, value_width, VALUE_WIDTH)
     e = tl.load(excess + h)
     drawn = drawn_for(seed, bh, DROPOUT)
@@ -335,11 +335,11 @@ def spread(
         there = j < number
         one, at = _entry(lists_of, j, there)
         if KIND == TOPK:
-            mass = tl.where(one >= t, tl.exp(one - centre), 0.0) / shared
+            mass = tl.where(one >= t, tl.exp(one - centre), 0.0) * share
             part = mass
         else:
             mass, part = mass_of(one - centre, t, e, KIND)
-            mass, part = tl.where(there, mass, 0.0) / shared, tl.where(there, part, 0.0)
+            mass, part = tl.where(there, mass, 0.0) * share, tl.where(there, part, 0.0)
         some = part > 0.0
         v_mask = some[:, None] & (wide < value_width)[None, :]
         k_mask = some[:, None] & (narrow < width)[None, :]

@@ -82,7 +82,7 @@ def above_of(
     """How many scores lie above `t`, and the least of them."""
     over = tl.zeros([BLOCK_M], tl.float32)
     least = tl.full([BLOCK_M], float("inf"), tl.float32)
-    for n in range(0, end, BLOCK_N):
+    for n in tl.range(0, end, BLOCK_N, num_stages=1):
         k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH)
         s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
         higher = s > t[:, None]
@@ -106,7 +106,7 @@ def counts_of(
         second_count += tl.sum((all_scores >= two[:, None]).to(tl.float32), 1)
         third_count += tl.sum((all_scores >= three[:, None]).to(tl.float32), 1)
     else:
-        for n in range(0, end, BLOCK_N):
+        for n in tl.range(0, end, BLOCK_N, num_stages=1):
             k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH)
             s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
             first_count += tl.sum((s >= one[:, None]).to(tl.float32), 1)
@@ -129,7 +129,7 @@ def edges_of(
         least = tl.minimum(least, tl.min(tl.where(chosen & (all_scores > float("-inf")), all_scores, float("inf")), 1))
         left = tl.maximum(left, tl.max(tl.where(chosen, float("-inf"), all_scores), 1))
     else:
-        for n in range(0, end, BLOCK_N):
+        for n in tl.range(0, end, BLOCK_N, num_stages=1):
             k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH)
             s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
             chosen = s >= t[:, None]

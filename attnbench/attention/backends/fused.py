@@ -149,7 +149,7 @@ class _Attention(torch.autograd.Function):
         grows = any(ctx.needs_input_grad[:4])
         # what has no use is not read or written: any tensor stands for it
         slope = torch.empty(out.shape, dtype=torch.float32, device=out.device) if grows and given.kind else excess
-        threshold, most, total = excess.new_empty(3, batch, heads, rows) if grows or given.room else (excess,) * 3
+        threshold, most, inverse = excess.new_empty(3, batch, heads, rows) if grows or given.room else (excess,) * 3
         seed = excess if seed is None else seed
         mask = excess if valid is None else valid.expand(batch, -1).contiguous().view(torch.uint8)
         listed = _Listed(excess, excess, excess)
@@ -170,32 +170,32 @@ class _Attention(torch.autograd.Function):
                     **where, **first, ROOM=given.room, PLAIN=interpreted() or torch.version.hip is not None,
                 )  # fmt: skip
                 module.listed.mix[_grid(rows, second["BLOCK_M"], batch * heads)](
-                    values, *listed[:2], out, slope, threshold, most, total, excess,
+                    values, *listed[:2], out, slope, threshold, most, inverse, excess,
                     *v, *o, *size, width, given.k, seed, given.dropout, **how, **second, ROOM=given.room,
                 )  # fmt: skip
             short = keys.shape[2] <= sizes["BLOCK_N"] and not given.room
             many = short or (given.kind == _KINDS["topk"] and given.k > _FEW)
             classes = 0 if many else min(_CLASSES.get(given.kind, 0), sizes["BLOCK_N"])
             module.forward.forward[_grid(rows, sizes["BLOCK_M"], batch * heads)](
-                query, keys, values, out, slope, threshold, most, total, mask, excess, listed.found, listed.crowded,
+                query, keys, values, out, slope, threshold, most, inverse, mask, excess, listed.found, listed.crowded,
                 *q, *k, *v, *o, mask.stride(0), *size, query.shape[3], width, ahead,
                 given.scale, given.k, seed, given.dropout, **{**where, **how, **sizes}, ROOM=given.room,
                 CLASSES=classes, SHORT=short, FULL=_fills(query, values, sizes),
             )  # fmt: skip
         ctx.given = given
-        ctx.save_for_backward(query, keys, values, excess, mask, seed, out, slope, threshold, most, total, *listed)
+        ctx.save_for_backward(query, keys, values, excess, mask, seed, out, slope, threshold, most, inverse, *listed)
         ctx.masked = valid is not None
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        query, keys, values, excess, mask, seed, out, slope, threshold, most, total, *rest = ctx.saved_tensors
+        query, keys, values, excess, mask, seed, out, slope, threshold, most, inverse, *rest = ctx.saved_tensors
         given: _Given = ctx.given
         listed = _Listed(*rest)
         up = _last_dense(upstream[0])
         batch, heads, rows, _ = query.shape
-        mean = torch.empty_like(total)
+        mean, shift = inverse.new_empty(2, *inverse.shape)
         learned = ctx.needs_input_grad[3]
         of_excess = torch.empty_like(mean) if learned else excess
         of_query = _last_dense(torch.empty_like(query))
@@ -212,7 +212,7 @@ class _Attention(torch.autograd.Function):
         read = (query, keys, values, up)
         through = slope if given.kind else out
         s = through.stride()[:3]
-        kept = (threshold, most, total)
+        kept = (threshold, most, inverse)
         module = kernels()
         assert module is not None
         if not out.numel() or not keys.shape[2]:
@@ -233,15 +233,15 @@ class _Attention(torch.autograd.Function):
                     **how, WIDTH=sizes["WIDTH"], **second, ROOM=given.room,
                 )  # fmt: skip
             module.backward.backward_query[_grid(rows, sizes["BLOCK_M"], batch * heads)](
-                *read, through, mean, *kept, mask, excess, listed.found, listed.crowded, of_query, of_excess,
+                *read, through, mean, shift, *kept, mask, excess, listed.found, listed.crowded, of_query, of_excess,
                 *q, *k, *v, *u, *s, *gq, mask.stride(0), *size, ahead, given.scale, seed, given.dropout,
                 LEARNED=learned, **how, **where, **sizes, FULL=_fills(query, values, sizes),
             )  # fmt: skip
             sizes = _sizes(query, keys, values, backward=True, tall=True)
             module.backward.backward_key[_grid(keys.shape[2], sizes["BLOCK_N"], batch * heads)](
-                *read, mean, *kept, mask, excess, listed.found, listed.crowded, of_keys, of_values,
+                *read, mean, shift, threshold, inverse, mask, excess, listed.found, listed.crowded, of_keys, of_values,
                 *q, *k, *v, *u, *gk, *gv, mask.stride(0), *size, ahead, given.scale, seed, given.dropout,
-                **how, **where, **sizes,
+                **how, **where, **sizes, EVEN=rows % sizes["BLOCK_M"] == 0 and _fills(query, values, sizes),
             )  # fmt: skip
         slopes = _parts(of_both.to(keys.dtype), keys, values)
         return of_query, *slopes, of_excess.sum((0, 2)) if learned else None, None, None, None

@@ -20,6 +20,7 @@ ENTMAX15: tl.constexpr = tl.constexpr(2)
 SMALL: tl.constexpr = tl.constexpr(0.05)
 """Below it functions of one plus a little are computed from their series."""
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 PLAIN: tl.constexpr = tl.constexpr(interpreted() or torch.version.hip is not None)
 """Without instructions of NVIDIA's."""
 SETTLED: tl.constexpr = tl.constexpr(2e-6)
@@ -29,13 +30,12 @@ SETTLED: tl.constexpr = tl.constexpr(2e-6)
 @triton.jit
 def base_of(d, t, e):
     """r = [1 + e (d - t)]_+; NaN stays NaN."""
-    return tl.maximum(1.0 + e * (d - t), 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.maximum(e * d + (1.0 - e * t), 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def log_over_e(d, t, e):
-    """log r / e, of r > 0: with all its digits where e is small."""
-    x = e * (d - t)
+def log_over_e(x, e):
+    """log(1 + x) / e, of x > -1: with all its digits where e is small."""
     series = x * (1.0 - x * (1 / 2 - x * (1 / 3 - x * (1 / 4 - x * (1 / 5 - x / 6)))))
     r = tl.maximum(1.0 + x, 1e-37, propagate_nan=tl.PropagateNan.ALL)
     return tl.where(tl.abs(x) < SMALL, series, _log2(r) * LN2) * (1.0 / e)
@@ -43,8 +43,8 @@ def log_over_e(d, t, e):
 
 @triton.jit
 def _log2(r):
-    """To 2^-22, of normal numbers: the GPU's own, in place of a function of twenty instructions. Near 1 it is not asked;
-    elsewhere that is 1e-6 of a row's largest weight at most."""
+    """To 2^-22, of normal numbers: the GPU's own, in place of a function of twenty instructions. Near 1 it is not
+    asked; elsewhere that is 1e-6 of a row's largest weight at most."""
     if PLAIN:
         return tl.log2(r)
     return tl.inline_asm_elementwise(
@@ -55,13 +55,23 @@ def _log2(r):
 @triton.jit
 def mass_of(d, t, e, KIND: tl.constexpr):
     """p = r^(1/e), and its part r^(1/e - 1) that the gradient goes through."""
-    r = base_of(d, t, e)
+    if KIND == SPARSEMAX or KIND == ENTMAX15:  # noqa: SIM109 - which Triton cannot read
+        return mass_at(base_of(d, t, e), e, KIND)
+    return mass_at(e * (d - t), e, KIND)
+
+
+@triton.jit
+def mass_at(x, e, KIND: tl.constexpr):
+    """The same, from r or less; of a general alpha from r - 1, which keeps its digits."""
     if KIND == SPARSEMAX:
-        mass, part = r, tl.where(r > 0.0, 1.0, r)
+        mass = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        part = tl.where(mass > 0.0, 1.0, mass)
     elif KIND == ENTMAX15:
-        mass, part = r * r, r
+        part = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        mass = part * part
     else:
-        part = tl.where(r <= 0.0, 0.0, tl.exp(log_over_e(d, t, e) * (1.0 - e)))
+        r = tl.maximum(1.0 + x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        part = tl.where(r <= 0.0, 0.0, tl.exp2(log_over_e(x, e) * ((1.0 - e) * LOG2E)))
         mass = part * r
     return mass, part
 
