@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnbench.attention.transforms._climb import LOG2E, mass_of
+from attnbench.attention.transforms._climb import ENTMAX15, LOG2E, SPARSEMAX, TOPK, mass_at, mass_of
 
 PRECISION: tl.constexpr = tl.constexpr("tf32x3")
 """Of products in float32, to about its own accuracy; other types know one precision."""
@@ -73,9 +73,24 @@ def scores_at(q, k, valid, rows, first_key, first_query, keys, ahead, scale, EDG
 
 
 @triton.jit
-def best_weights(s, d, t):
-    """Of softmax over the scores that reach `t`, but for their sum. NaN stays NaN."""
-    return tl.where(s < t, 0.0, tl.exp2(d * LOG2E))
+def shift_of(t, centre, e, KIND: tl.constexpr):
+    """What the weights of a row are computed from, beside its scores, in one step. t: below `centre`; of top-k none."""
+    if KIND == TOPK:
+        return -centre * LOG2E
+    below = -e * (centre + t)
+    return 1.0 + below if KIND == SPARSEMAX or KIND == ENTMAX15 else below  # noqa: SIM109 - which Triton cannot read
+
+
+@triton.jit
+def weights_at(s, t, shift, e, KIND: tl.constexpr):
+    """Weights, but for what a row's are divided by, and the part of them that the gradient goes through. t, shift: of
+    each row, along the rows of the scores. t: the least score that top-k keeps. NaN stays NaN."""
+    if KIND == TOPK:
+        mass = tl.where(s < t, 0.0, tl.exp2(s * LOG2E + shift))
+        part = mass
+    else:
+        mass, part = mass_at(e * s + shift, e, KIND)
+    return mass, part
 
 
 @triton.jit
@@ -133,3 +148,23 @@ def mean_of(up, slope, row_stride, mean, row, place, there, value_width, VALUE_W
     middle = tl.sum(up.to(tl.float32) * of_row, 1)
     tl.store(mean + place, middle, mask=there)
     return middle
+
+
+@triton.jit
+def store_rows(
+    out, out_stride, slope, threshold, most, inverse, row, place, rows, context, through, mass_sum, part_sum, centre, t,
+    value_width, KIND: tl.constexpr, GRADIENT: tl.constexpr, KEEP: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Contexts, and what is kept of each row: for backward, or (KEEP) for a search that goes on."""
+    column = tl.arange(0, VALUE_WIDTH)
+    there = rows[:, None] & (column < value_width)[None, :]
+    share = 1.0 / tl.where(mass_sum == 0.0, 1.0, mass_sum)
+    at = row[:, None] * out_stride + column[None, :]
+    tl.store(out + at, (context * share[:, None]).to(out.dtype.element_ty), mask=there)
+    if GRADIENT and KIND != TOPK:
+        held = 1.0 / tl.where(part_sum == 0.0, 1.0, part_sum)
+        tl.store(slope + row[:, None] * value_width + column[None, :], through * held[:, None], mask=there)
+    if GRADIENT or KEEP:
+        tl.store(threshold + place, t, mask=rows)
+        tl.store(most + place, centre, mask=rows)
+        tl.store(inverse + place, share, mask=rows)

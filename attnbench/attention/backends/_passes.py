@@ -10,8 +10,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnbench.attention.backends._blocks import rows_from, scores_at, sums_of
+from attnbench.attention.backends._blocks import (
+    PRECISION,
+    kept_in,
+    rows_from,
+    scores_at,
+    shift_of,
+    sums_of,
+    weights_at,
+)
 from attnbench.attention.backends._classes import taken
+from attnbench.attention.transforms._climb import TOPK
 
 
 @triton.jit
@@ -72,23 +81,6 @@ def extremes_of(
             low = tl.minimum(low, tl.min(tl.where(alive, s, float("inf")), 1))
             living += tl.sum(alive.to(tl.float32), 1)
     return most, low, living
-
-
-@triton.jit
-def above_of(
-    q, keys_of, kn, valid, queries, first, keys, width, ahead, scale, end, t,
-    CAUSAL: tl.constexpr, VALID: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """How many scores lie above `t`, and the least of them."""
-    over = tl.zeros([BLOCK_M], tl.float32)
-    least = tl.full([BLOCK_M], float("inf"), tl.float32)
-    for n in tl.range(0, end, BLOCK_N, num_stages=1):
-        k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH)
-        s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
-        higher = s > t[:, None]
-        over += tl.sum(higher.to(tl.float32), 1)
-        least = tl.minimum(least, tl.min(tl.where(higher, s, float("inf")), 1))
-    return over, least
 
 
 @triton.jit
@@ -165,3 +157,55 @@ def weight_of(
             mass_sum += mass
             part_sum += part
     return mass_sum, part_sum
+
+
+@triton.jit
+def mixed(
+    context, through, mass_sum, part_sum, s, shift, t, e, v, drawn, first_query, first_key, keys, rate,
+    KIND: tl.constexpr, DROPOUT: tl.constexpr, GRADIENT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """What a block of keys adds to the contexts, and to what backward needs."""
+    mass, part = weights_at(s, t[:, None], shift[:, None], e, KIND)
+    mass_sum += tl.sum(mass, 1)
+    if DROPOUT:
+        kept = kept_in(drawn, first_query, first_key, keys, rate, BLOCK_M, BLOCK_N)
+        mass = mass * kept
+    context += tl.dot(mass.to(v.dtype), v, input_precision=PRECISION)
+    if GRADIENT and KIND != TOPK:
+        part_sum += tl.sum(part, 1)
+        if DROPOUT:
+            part = part * kept
+        through += tl.dot(part.to(v.dtype), v, input_precision=PRECISION)
+    return context, through, mass_sum, part_sum
+
+
+@triton.jit
+def mixed_of(
+    q, keys_of, kn, valid, queries, first, keys, width, ahead, scale, whole, end, values_of, vn, value_width,
+    centre, t, e, drawn, rate,
+    KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr, GRADIENT: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """Values mixed by weights, and by the part of these that the gradient goes through, and the sums of both."""
+    shift = shift_of(t, centre, e, KIND)
+    context = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)
+    through = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)
+    mass_sum = tl.zeros([BLOCK_M], tl.float32)
+    part_sum = tl.zeros([BLOCK_M], tl.float32)
+    for n in range(0, whole, BLOCK_N):
+        k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH, FULL)
+        s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, False, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        v = rows_from(values_of, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH, FULL)
+        context, through, mass_sum, part_sum = mixed(
+            context, through, mass_sum, part_sum, s, shift, t, e, v, drawn, first, n, keys, rate,
+            KIND, DROPOUT, GRADIENT, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+    for n in range(whole, end, BLOCK_N):
+        k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH)
+        s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        v = rows_from(values_of, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH)
+        context, through, mass_sum, part_sum = mixed(
+            context, through, mass_sum, part_sum, s, shift, t, e, v, drawn, first, n, keys, rate,
+            KIND, DROPOUT, GRADIENT, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+    return context, through, mass_sum, part_sum

@@ -1,7 +1,8 @@
 """Sparse attention in Triton: scores, weights and contexts in one kernel, which never writes a score (_forward.py,
 _backward.py).
 
-Long rows of few weights go by lists of the keys that can have one (_listed.py).
+Rows of few weights have their thresholds from the largest scores of classes of keys (_peaks.py); long ones go by lists
+of the keys that can have a weight (_listed.py).
 For softmax over the k best keys, sparsemax and alpha-entmax with alpha in (1, 2], in float32, float16 and bfloat16.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -38,6 +39,32 @@ FEWEST = 64
 """The fewest queries for which keys are listed."""
 _ROOM: dict[FusedKind, int] = {"topk": 64, "sparsemax": 64, "entmax15": 128}
 """The most keys that are listed for a row, by kind."""
+_Part = Literal["forward", "peaks", "short", "query", "key"]
+"""Which kernel; short: of gradients, where keys are one block."""
+
+
+class _Tile(NamedTuple):
+    """Queries and keys at most of what a program computes at once, and what it may take. registers: at most, so that
+    more programs share a processor; 0: as many as it wants."""
+
+    queries: int
+    keys: int
+    stages: int = 2
+    registers: int = 0
+
+
+_TILES: dict[_Part | tuple[_Part, int], _Tile] = {
+    "forward": _Tile(64, 64, 3),
+    "peaks": _Tile(64, 64, 3),
+    ("peaks", 0): _Tile(64, 64, 3, 128),
+    ("peaks", 1): _Tile(64, 64, 3, 168),
+    "short": _Tile(64, 64),
+    "query": _Tile(64, 64, 2, 128),
+    ("query", 3): _Tile(64, 32, 3, 168),
+    "key": _Tile(32, 128, 3),
+    ("key", 3): _Tile(64, 64, 3, 168),
+}
+"""By kernel, some by kind, for heads of at most 64 in half precision: the fastest of those measured on an H200."""
 _CLASSES: dict[int, int] = {0: 32, 1: 32, 2: 64}
 """Of keys, by kind: how many four largest scores are kept for the first search of a row (_classes.py)."""
 _FEW = 32
@@ -99,6 +126,7 @@ def _room(transform: Fused, query: Tensor, keys: Tensor, scale: float) -> int:
 
 class _Kernels(NamedTuple):
     forward: Any
+    peaks: Any
     backward: Any
     listed: Any
 
@@ -111,7 +139,7 @@ def kernels() -> _Kernels | None:
     return _Kernels(
         *(
             importlib.import_module(f"attnbench.attention.backends.{each}")
-            for each in ("_forward", "_backward", "_listed")
+            for each in ("_forward", "_peaks", "_backward", "_listed")
         )
     )
 
@@ -149,7 +177,11 @@ class _Attention(torch.autograd.Function):
         grows = any(ctx.needs_input_grad[:4])
         # what has no use is not read or written: any tensor stands for it
         slope = torch.empty(out.shape, dtype=torch.float32, device=out.device) if grows and given.kind else excess
-        threshold, most, inverse = excess.new_empty(3, batch, heads, rows) if grows or given.room else (excess,) * 3
+        sizes = _sizes(query, keys, values, "forward", given.kind)
+        short = keys.shape[2] <= sizes["BLOCK_N"]
+        classes = 0 if short or given.room else min(_classes(given), sizes["BLOCK_N"])
+        kept = grows or given.room or classes
+        threshold, most, inverse = excess.new_empty(3, batch, heads, rows) if kept else (excess,) * 3
         seed = excess if seed is None else seed
         mask = excess if valid is None else valid.expand(batch, -1).contiguous().view(torch.uint8)
         listed = _Listed(excess, excess, excess)
@@ -159,7 +191,7 @@ class _Attention(torch.autograd.Function):
             where = {"KIND": given.kind, "CAUSAL": given.causal, "VALID": valid is not None}
             how = {"KIND": given.kind, "DROPOUT": given.dropout > 0, "GRADIENT": grows}
             ahead, width = keys.shape[2] - rows, values.shape[3]
-            module, sizes = kernels(), _sizes(query, keys, values)
+            module = kernels()
             assert module is not None
             if given.room:
                 listed = _lists(query, given.room)
@@ -173,15 +205,19 @@ class _Attention(torch.autograd.Function):
                     values, *listed[:2], out, slope, threshold, most, inverse, excess,
                     *v, *o, *size, width, given.k, seed, given.dropout, **how, **second, ROOM=given.room,
                 )  # fmt: skip
-            short = keys.shape[2] <= sizes["BLOCK_N"] and not given.room
-            many = short or (given.kind == _KINDS["topk"] and given.k > _FEW)
-            classes = 0 if many else min(_CLASSES.get(given.kind, 0), sizes["BLOCK_N"])
-            module.forward.forward[_grid(rows, sizes["BLOCK_M"], batch * heads)](
+            elif classes:
+                listed = _Listed(excess, *_counts(query))
+            grid = _grid(rows, sizes["BLOCK_M"], batch * heads)
+            both = (
                 query, keys, values, out, slope, threshold, most, inverse, mask, excess, listed.found, listed.crowded,
-                *q, *k, *v, *o, mask.stride(0), *size, query.shape[3], width, ahead,
-                given.scale, given.k, seed, given.dropout, **{**where, **how, **sizes}, ROOM=given.room,
-                CLASSES=classes, SHORT=short, FULL=_fills(query, values, sizes),
+                *q, *k, *v, *o, mask.stride(0), *size, query.shape[3], width, ahead, given.scale, given.k, seed,
+                given.dropout,
             )  # fmt: skip
+            how = {**where, **how, "FULL": _fills(query, values, sizes)}
+            if classes:
+                held = _sizes(query, keys, values, "peaks", given.kind)
+                module.peaks.peaks[grid](*both, **how, **held, CLASSES=classes)
+            module.forward.forward[grid](*both, **how, **sizes, ROOM=1 if classes else given.room, SHORT=short)
         ctx.given = given
         ctx.save_for_backward(query, keys, values, excess, mask, seed, out, slope, threshold, most, inverse, *listed)
         ctx.masked = valid is not None
@@ -208,7 +244,7 @@ class _Attention(torch.autograd.Function):
         ahead = keys.shape[2] - rows
         how = {"KIND": given.kind, "DROPOUT": given.dropout > 0}
         where = {"CAUSAL": given.causal, "VALID": ctx.masked, "ROOM": given.room}
-        sizes = _sizes(query, keys, values, backward=True)
+        sizes = _sizes(query, keys, values, "short", given.kind)
         read = (query, keys, values, up)
         through = slope if given.kind else out
         s = through.stride()[:3]
@@ -232,12 +268,13 @@ class _Attention(torch.autograd.Function):
                     *q, *k, *v, *u, *s, *gq, *size, given.scale, seed, given.dropout,
                     **how, WIDTH=sizes["WIDTH"], **second, ROOM=given.room,
                 )  # fmt: skip
+            sizes = _sizes(query, keys, values, "query", given.kind)
             module.backward.backward_query[_grid(rows, sizes["BLOCK_M"], batch * heads)](
                 *read, through, mean, shift, *kept, mask, excess, listed.found, listed.crowded, of_query, of_excess,
                 *q, *k, *v, *u, *s, *gq, mask.stride(0), *size, ahead, given.scale, seed, given.dropout,
                 LEARNED=learned, **how, **where, **sizes, FULL=_fills(query, values, sizes),
             )  # fmt: skip
-            sizes = _sizes(query, keys, values, backward=True, tall=True)
+            sizes = _sizes(query, keys, values, "key", given.kind)
             module.backward.backward_key[_grid(keys.shape[2], sizes["BLOCK_N"], batch * heads)](
                 *read, mean, shift, threshold, inverse, mask, excess, listed.found, listed.crowded, of_keys, of_values,
                 *q, *k, *v, *u, *gk, *gv, mask.stride(0), *size, ahead, given.scale, seed, given.dropout,
@@ -254,13 +291,20 @@ def _parts(both: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 
 def _lists(query: Tensor, room: int) -> _Listed:
     batch, heads, rows, _ = query.shape
+    lists = torch.empty(batch, heads, rows, room, 2, dtype=torch.int32, device=query.device)
+    return _Listed(lists, *_counts(query))
 
+
+def _counts(query: Tensor) -> tuple[Tensor, Tensor]:
+    """How many keys were found for each row, and whether a head has a row with too many."""
+    batch, heads, rows, _ = query.shape
     kind = {"dtype": torch.int32, "device": query.device}
-    return _Listed(
-        torch.empty(batch, heads, rows, room, 2, **kind),
-        torch.empty(batch, heads, rows, **kind),
-        torch.zeros(batch, heads, **kind),
-    )
+    return torch.empty(batch, heads, rows, **kind), torch.zeros(batch, heads, **kind)
+
+
+def _classes(given: _Given) -> int:
+    """Of how many classes of keys the largest scores are kept; 0: more keys may have a weight than these tell."""
+    return 0 if given.kind == _KINDS["topk"] and given.k > _FEW else _CLASSES.get(given.kind, 0)
 
 
 def _listed_sizes(query: Tensor, values: Tensor, given: _Given) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -296,26 +340,23 @@ def _fills(query: Tensor, values: Tensor, sizes: dict[str, Any]) -> bool:
     return query.shape[3] == sizes["WIDTH"] and values.shape[3] == sizes["VALUE_WIDTH"]
 
 
-def _sizes(
-    query: Tensor, keys: Tensor, values: Tensor, *, backward: bool = False, tall: bool = False
-) -> dict[str, Any]:
-    """Tiles and number of warps; a product wants 16 of everything at least. tall: more queries than keys, where their
-    scores are narrow in memory."""
+def _sizes(query: Tensor, keys: Tensor, values: Tensor, part: _Part, kind: int = _KINDS["entmax"]) -> dict[str, Any]:
+    """Tiles, warps and registers of one kernel; a product wants 16 of everything at least."""
     width, value_width = (max(16, 1 << (each.shape[3] - 1).bit_length()) for each in (query, values))
     exact = query.dtype == torch.float32
     wide = max(width, value_width) > 64
-    block = 32 if exact and (wide or backward) else 64
-    most = 32 if wide and backward and keys.shape[2] <= block else block  # see _is_short
-    if tall and not (exact or wide):
-        most = 2 * block
+    if exact or wide:
+        back = part not in ("forward", "peaks")
+        block = 32 if exact and (wide or back) else 64
+        tile = _Tile(32 if wide and back and keys.shape[2] <= block else block, block)  # see _is_short
+    else:
+        tile = _TILES.get((part, kind)) or _TILES[part]
     # one query, as in a step of decoding, has a small tile, and so have short sentences
     whole = (max(16, 1 << (each.shape[2] - 1).bit_length()) for each in (query, keys))
-    rows, columns = map(min, whole, (most, block))
-    sizes = {
-        "BLOCK_M": rows,
-        "BLOCK_N": columns,
-        "WIDTH": width,
-        "VALUE_WIDTH": value_width,
-    }
+    rows, columns = map(min, whole, tile)
+    sizes = {"BLOCK_M": rows, "BLOCK_N": columns, "WIDTH": width, "VALUE_WIDTH": value_width}
+    if interpreted():
+        return sizes
     warps = 8 if wide and not exact and rows * columns > 1 << 10 else 4
-    return sizes if interpreted() else {**sizes, "num_warps": warps, "num_stages": 2 if exact or backward else 3}
+    most = {"maxnreg": tile.registers} if tile.registers and torch.version.hip is None else {}
+    return {**sizes, "num_warps": warps, "num_stages": tile.stages, **most}

@@ -17,24 +17,24 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from attnbench.attention.backends import _backward, _forward, _listed, fused
+from attnbench.attention.backends import _backward, _forward, _listed, _peaks, fused
 from attnbench.attention.transforms import _bounded_kernels, _row_kernels
 
 HALF = {"query", "key", "value", "out", "upstream", "query_slope"}
-WHOLE = {"slope", "threshold", "most", "total", "excess", "mean", "alpha_slope", "key_slope", "value_slope",
+WHOLE = {"slope", "threshold", "most", "inverse", "shift", "excess", "mean", "alpha_slope", "key_slope", "value_slope",
          "scores", "weights", "grad", "alphas", "bounds", "upper",
          "to_scores", "to_upper"}
 NUMBERS = {"found", "crowded", "lists"}
 FIXED = {"CAUSAL": True, "VALID": True, "DROPOUT": True, "GRADIENT": True, "LEARNED": True, "WIDTH": 64,
          "VALUE_WIDTH": 64, "ROOM": 64, "PLAIN": False, "UNROLL": 4,
-         "KEEP": True, "ALL": False, "SHORT": False, "CLASSES": 16, "FULL": False}
+         "KEEP": True, "ALL": False, "SHORT": False, "CLASSES": 16, "FULL": False, "EVEN": False}
 WIDE = {"WIDTH": 128, "VALUE_WIDTH": 128, "BLOCK_M": 32}
 POINTERS = {
     "valid": "*u8", "keep": "*u8", "short": "*u8", "seed": "*i64",
     **dict.fromkeys(WHOLE, "*fp32"), **dict.fromkeys(NUMBERS, "*i32"),
 }
 
-def build(kernel, half="*bf16", target=89, num_warps=4, num_stages=2, **fixed):
+def build(kernel, half="*bf16", target=89, num_warps=4, num_stages=2, maxnreg=None, **fixed):
     names = kernel.arg_names
     fixed = {name: value for name, value in {**FIXED, **fixed}.items() if name in names}
     pointers = {**POINTERS, **dict.fromkeys(HALF, half)}
@@ -43,13 +43,13 @@ def build(kernel, half="*bf16", target=89, num_warps=4, num_stages=2, **fixed):
         fn=kernel, signature={**kinds, **dict.fromkeys(fixed, "constexpr")},
         constexprs={(names.index(name),): value for name, value in fixed.items()},
     )
-    options = {"num_warps": num_warps, "num_stages": num_stages}
+    options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg}
     made = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
     print(kernel.__name__, target, made.metadata.shared)
 
-def shipped(width, keys, kind=torch.bfloat16, **how):
-    states = torch.empty(1, 1, keys, width, dtype=kind)
-    return fused._sizes(states, states, states, **how)
+def shipped(width, keys, part, dtype=torch.bfloat16, kind=3):
+    states = torch.empty(1, 1, keys, width, dtype=dtype)
+    return fused._sizes(states, states, states, part, kind)
 """
 _BLOCKS = """
 for kernel in (_forward.forward, _backward.backward_query, _backward.backward_key, _backward.backward_short):
@@ -57,8 +57,13 @@ for kernel in (_forward.forward, _backward.backward_query, _backward.backward_ke
 build(_backward.backward_key, KIND=0, BLOCK_M=64, BLOCK_N=64)
 """
 _SHORT = """
-build(_forward.forward, KIND={kind}, SHORT=True, ROOM=0, target={target}, **shipped(128, 64))
-build(_backward.backward_short, KIND={kind}, target={target}, **shipped(128, 64, backward=True))
+build(_forward.forward, KIND={kind}, SHORT=True, ROOM=0, target={target}, **shipped(128, 64, "forward"))
+build(_backward.backward_short, KIND={kind}, target={target}, **shipped(128, 64, "short"))
+"""
+_OF_64 = """
+build(_peaks.peaks, KIND={kind}, CLASSES=32, target=90, **shipped(64, 512, "peaks", kind={kind}))
+build(_backward.backward_query, KIND={kind}, ROOM=0, target=90, **shipped(64, 512, "query", kind={kind}))
+build(_backward.backward_key, KIND={kind}, ROOM=0, target=90, **shipped(64, 512, "key", kind={kind}))
 """
 _LISTS = """
 build(_listed.choose, KIND={kind}, BLOCK_M=64, BLOCK_N=32)
@@ -67,9 +72,9 @@ build(_listed.spread, KIND={kind}, BLOCK_M=8)
 """
 _IN_FLOAT32 = """
 build(_listed.choose, "*fp32", KIND={kind}, BLOCK_N=64, **WIDE)
-build(_forward.forward, "*fp32", KIND={kind}, **shipped(128, 512, torch.float32))
-build(_backward.backward_short, "*fp32", KIND={kind}, **shipped(128, 16, torch.float32, backward=True))
-build(_backward.backward_query, "*fp32", KIND={kind}, **shipped(128, 32, torch.float32, backward=True))
+build(_forward.forward, "*fp32", KIND={kind}, **shipped(128, 512, "forward", torch.float32))
+build(_backward.backward_short, "*fp32", KIND={kind}, **shipped(128, 16, "short", torch.float32))
+build(_backward.backward_query, "*fp32", KIND={kind}, **shipped(128, 32, "query", torch.float32))
 """
 
 
@@ -83,6 +88,7 @@ for kernel in (_bounded_kernels.solve, _bounded_kernels.vjp):
 """
 
 _OF_BLOCKS = ["forward", "backward_query", "backward_key", "backward_short", "backward_key"]
+_OF_HALF = ["peaks", "backward_query", "backward_key"]
 _OF_LISTS = ["choose", "mix", "spread"]
 _OF_FLOAT32 = ["choose", "forward", "backward_short", "backward_query"]
 _OF_ROWS, _OF_SHORT, _OF_BOUNDED = ["weigh", "vjp"], ["forward", "backward_short"], ["solve", "vjp"]
@@ -91,7 +97,7 @@ _OF_ROWS, _OF_SHORT, _OF_BOUNDED = ["weigh", "vjp"], ["forward", "backward_short
 def test_the_kernels_compile_for_a_gpu(tmp_path):
     calls = [
         _LISTS.format(kind=0), _IN_FLOAT32.format(kind=0), _BLOCKS.format(kind=3), _LISTS.format(kind=2),
-        _SHORT.format(kind=0, target=89), _SHORT.format(kind=3, target=90),
+        _OF_64.format(kind=0), _SHORT.format(kind=0, target=89), _SHORT.format(kind=3, target=90),
         _ROWS.format(kind=0, rows=32, block=32), _ROWS.format(kind=3, rows=1, block=4096),
         _BOUNDED.format(kind=0), _BOUNDED.format(kind=1),
     ]  # fmt: skip
@@ -100,6 +106,7 @@ def test_the_kernels_compile_for_a_gpu(tmp_path):
         *_OF_FLOAT32,
         *_OF_BLOCKS,
         *_OF_LISTS,
+        *_OF_HALF,
         *_OF_SHORT * 2,
         *_OF_ROWS * 2,
         *_OF_BOUNDED * 2,
