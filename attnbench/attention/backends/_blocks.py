@@ -153,18 +153,18 @@ def mean_of(up, slope, row_stride, mean, row, place, there, value_width, VALUE_W
 @triton.jit
 def store_rows(
     out, out_stride, slope, threshold, most, inverse, row, place, rows, context, through, mass_sum, part_sum, centre, t,
-    value_width, KIND: tl.constexpr, GRADIENT: tl.constexpr, KEEP: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    value_width, KIND: tl.constexpr, GRADIENT: tl.constexpr, VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Contexts, and what is kept of each row: for backward, or (KEEP) for a search that goes on."""
+    """Contexts, and what is kept of each row for backward."""
     column = tl.arange(0, VALUE_WIDTH)
     there = rows[:, None] & (column < value_width)[None, :]
     share = 1.0 / tl.where(mass_sum == 0.0, 1.0, mass_sum)
     at = row[:, None] * out_stride + column[None, :]
     tl.store(out + at, (context * share[:, None]).to(out.dtype.element_ty), mask=there)
-    if GRADIENT and KIND != TOPK:
-        held = 1.0 / tl.where(part_sum == 0.0, 1.0, part_sum)
-        tl.store(slope + row[:, None] * value_width + column[None, :], through * held[:, None], mask=there)
-    if GRADIENT or KEEP:
+    if GRADIENT:
+        if KIND != TOPK:
+            held = 1.0 / tl.where(part_sum == 0.0, 1.0, part_sum)
+            tl.store(slope + row[:, None] * value_width + column[None, :], through * held[:, None], mask=there)
         tl.store(threshold + place, t, mask=rows)
         tl.store(most + place, centre, mask=rows)
         tl.store(inverse + place, share, mask=rows)

@@ -1,8 +1,8 @@
 """The largest scores of classes of keys, and the threshold of each row that they alone would have (_forward.py).
 
 Keys at places equal modulo the width of a block are one class. What a row's weights go by is a few large scores, of
-which seldom five lie in one class, so that the four largest of each class hold them all. Where they do not, the sum of
-the row's weights tells; from fewer keys a threshold lies no higher, and a search goes on from it.
+which seldom five lie in one class, so that the four largest of each class hold them all. From fewer keys a threshold
+lies no higher: where they do not, a search goes on from it.
 """
 
 # The parameters of kernels are written as Triton reads them: `tl.constexpr` is decided when a kernel is compiled.
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from attnbench.attention.backends._blocks import sums_of
-from attnbench.attention.transforms._climb import LOG2E, SETTLED, mass_of, step_of
+from attnbench.attention.transforms._climb import SETTLED, base_of, mass_of, step_of
 
 STEPS: tl.constexpr = tl.constexpr(4)
 """Of Newton's method on the largest scores of classes alone, before the others join."""
@@ -34,30 +34,29 @@ def taken(s, first, second, third, fourth):
 
 
 @triton.jit
-def kth_of(first, second, third, fourth, centre, count, BLOCK_M: tl.constexpr):
-    """The least of each row's `count` best scores (-inf: there are fewer), the best that is left, and the sum of their
-    weights, that of `centre` being 1."""
+def kth_of(first, second, third, fourth, count, BLOCK_M: tl.constexpr):
+    """The least of each row's `count` best scores (-inf: there are fewer), the best that is left, and whether both are
+    sure: a fifth of a class would be below."""
+    hidden = tl.max(fourth, 1)
     found = tl.zeros([BLOCK_M], tl.int32)
-    total = tl.zeros([BLOCK_M], tl.float32)
     least = tl.max(first, 1)
     for _ in range(count):
         best = tl.max(first, 1)
         going = found < count
         hit = (first == best[:, None]) & going[:, None]
-        number = tl.sum(hit.to(tl.int32), 1)
-        found += number
-        total += number.to(tl.float32) * tl.exp2((best - centre) * LOG2E)
+        found += tl.sum(hit.to(tl.int32), 1)
         least = tl.where(going, best, least)
         first = tl.where(hit, second, first)
         second = tl.where(hit, third, second)
         third = tl.where(hit, fourth, third)
         fourth = tl.where(hit, float("-inf"), fourth)
-    return least, tl.max(first, 1), total
+    return least, tl.max(first, 1), (hidden < least) | (hidden == float("-inf"))
 
 
 @triton.jit
 def root_of(first, second, third, fourth, centre, e, KIND: tl.constexpr, BLOCK_M: tl.constexpr):
-    """The threshold of each row, below `centre`."""
+    """The threshold of each row, below `centre`, and whether it is sure: a fifth of a class would have no weight."""
+    hidden = tl.max(fourth, 1) - centre
     first, second = first - centre[:, None], second - centre[:, None]
     third, fourth = third - centre[:, None], fourth - centre[:, None]
     t = start_of(first, e, KIND, BLOCK_M)
@@ -73,7 +72,7 @@ def root_of(first, second, third, fourth, centre, e, KIND: tl.constexpr, BLOCK_M
             step = step_of(tl.sum(mass + more, 1), tl.sum(part + rest, 1), e, KIND)
             t += step
             going = tl.max((step > SETTLED * (1.0 + t)).to(tl.int32), 0)
-    return t
+    return t, base_of(hidden, t, e) == 0.0
 
 
 @triton.jit

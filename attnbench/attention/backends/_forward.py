@@ -32,9 +32,9 @@ from attnbench.attention.backends._passes import (
     extremes_of,
     mixed,
     mixed_of,
-    weight_of,
+    root_from,
 )
-from attnbench.attention.transforms._climb import SETTLED, TOPK, step_of
+from attnbench.attention.transforms._climb import TOPK
 
 
 @triton.jit
@@ -50,9 +50,8 @@ def forward(
     goes through; of each row threshold, most and inverse, by which its weights are multiplied.
 
     SHORT: all keys are one block, whose scores are computed once. FULL: states are as wide as their tiles.
-    ROOM: unless 0, only rows that have more keys than were listed (_listed.py) or kept (_peaks.py). Newton's method
-    goes on from their most and threshold; top-k begins anew, since a bound that is a score might be missed by that
-    score, rounded otherwise.
+    ROOM: unless 0, only rows that have more listed keys (_listed.py). Newton's method goes on from their most and
+    threshold; top-k begins anew, since a bound that is a score might be missed by that score, rounded otherwise.
     """
     blocks = tl.cdiv(queries, BLOCK_M)
     block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
@@ -113,7 +112,7 @@ def forward(
             m = tl.max(best, 1)
             centre = tl.where(m == float("-inf"), 0.0, m)
             t = start_of(best - centre[:, None], e, KIND, BLOCK_M)
-        t = _root_from(
+        t = root_from(
             q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end, all_scores, centre,
             t, e, KIND, CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, SHORT, FULL,
         )  # fmt: skip
@@ -136,7 +135,7 @@ def forward(
         )  # fmt: skip
     store_rows(
         out + b * ob + h * oh, om, slope + bh * queries * value_width, threshold, most, inverse, row, place, rows,
-        context, through, mass_sum, part_sum, centre, t, value_width, KIND, GRADIENT, False, VALUE_WIDTH,
+        context, through, mass_sum, part_sum, centre, t, value_width, KIND, GRADIENT, VALUE_WIDTH,
     )  # fmt: skip
 
 
@@ -170,25 +169,3 @@ def _best_from(
         q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, end, all_scores, t,
         CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, SHORT,
     )  # fmt: skip
-
-
-@triton.jit
-def _root_from(
-    q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end, all_scores, centre, t, e,
-    KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SHORT: tl.constexpr, FULL: tl.constexpr,
-):  # fmt: skip
-    """The threshold of each row, by Newton's method from `t` on, which lies no higher."""
-    going = 1
-    rounds = 0
-    while going > 0:
-        mass_sum, part_sum = weight_of(
-            q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end, all_scores, centre,
-            t, e, KIND, CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, SHORT, FULL,
-        )  # fmt: skip
-        step = step_of(mass_sum, part_sum, e, KIND)
-        t += step
-        rounds += 1
-        going = tl.max((step > SETTLED * (1.0 + t)).to(tl.int32), 0)
-        going = tl.where(rounds >= ROUNDS, 0, going)
-    return t

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from attnbench.attention.backends._blocks import (
     PRECISION,
+    ROUNDS,
     kept_in,
     rows_from,
     scores_at,
@@ -20,7 +21,7 @@ from attnbench.attention.backends._blocks import (
     weights_at,
 )
 from attnbench.attention.backends._classes import taken
-from attnbench.attention.transforms._climb import TOPK
+from attnbench.attention.transforms._climb import SETTLED, TOPK, step_of
 
 
 @triton.jit
@@ -29,18 +30,18 @@ def largest_of(
     CAUSAL: tl.constexpr, VALID: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr, CLASSES: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """The four largest scores of each class of keys (_classes.py)."""
+    """The four largest scores of each class of keys (_classes.py), for a scale above 0."""
     one = tl.full([BLOCK_M, CLASSES], float("-inf"), tl.float32)
     two, three, four = one, one, one
     for n in range(0, whole, CLASSES):
         k = rows_from(keys_of, keys, kn, n, width, CLASSES, WIDTH, FULL)
-        s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, False, CAUSAL, VALID, BLOCK_M, CLASSES)
+        s = scores_at(q, k, valid, queries, n, first, keys, ahead, 1.0, False, CAUSAL, VALID, BLOCK_M, CLASSES)
         one, two, three, four = taken(s, one, two, three, four)
     for n in range(whole, end, CLASSES):
         k = rows_from(keys_of, keys, kn, n, width, CLASSES, WIDTH)
-        s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, CLASSES)
+        s = scores_at(q, k, valid, queries, n, first, keys, ahead, 1.0, True, CAUSAL, VALID, BLOCK_M, CLASSES)
         one, two, three, four = taken(s, one, two, three, four)
-    return one, two, three, four
+    return one * scale, two * scale, three * scale, four * scale
 
 
 @triton.jit
@@ -81,6 +82,27 @@ def extremes_of(
             low = tl.minimum(low, tl.min(tl.where(alive, s, float("inf")), 1))
             living += tl.sum(alive.to(tl.float32), 1)
     return most, low, living
+
+
+@triton.jit
+def around_of(
+    q, keys_of, kn, valid, queries, first, keys, width, ahead, scale, end, t, middle,
+    CAUSAL: tl.constexpr, VALID: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """How many scores lie above `t`, and above `middle`; the least above t, and the largest below it."""
+    over = tl.zeros([BLOCK_M], tl.float32)
+    over_middle = tl.zeros([BLOCK_M], tl.float32)
+    least = tl.full([BLOCK_M], float("inf"), tl.float32)
+    left = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    for n in range(0, end, BLOCK_N):
+        k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH)
+        s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        higher = s > t[:, None]
+        over += tl.sum(higher.to(tl.float32), 1)
+        over_middle += tl.sum((s > middle[:, None]).to(tl.float32), 1)
+        least = tl.minimum(least, tl.min(tl.where(higher, s, float("inf")), 1))
+        left = tl.maximum(left, tl.max(tl.where(s < t[:, None], s, float("-inf")), 1))
+    return over, over_middle, least, left
 
 
 @triton.jit
@@ -209,3 +231,25 @@ def mixed_of(
             KIND, DROPOUT, GRADIENT, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     return context, through, mass_sum, part_sum
+
+
+@triton.jit
+def root_from(
+    q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end, all_scores, centre, t, e,
+    KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SHORT: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """The threshold of each row, by Newton's method from `t` on, which lies no higher."""
+    going = 1
+    rounds = 0
+    while going > 0:
+        mass_sum, part_sum = weight_of(
+            q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end, all_scores, centre,
+            t, e, KIND, CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, SHORT, FULL,
+        )  # fmt: skip
+        step = step_of(mass_sum, part_sum, e, KIND)
+        t += step
+        rounds += 1
+        going = tl.max((step > SETTLED * (1.0 + t)).to(tl.int32), 0)
+        going = tl.where(rounds >= ROUNDS, 0, going)
+    return t

@@ -1,8 +1,8 @@
 """The forward Triton kernel of fused.py for rows whose weights lie on few keys.
 
 A program takes one block of queries of one head. It goes over the keys twice: for the four largest scores of each class
-of keys (_classes.py), from which it has the thresholds, and to mix the values. A row in which other keys have a weight,
-too, is told by the sum of its weights, and left to the kernel of _forward.py (`found` > 1).
+of keys (_classes.py), from which it has the thresholds, and to mix the values. Where some other key has a weight, too,
+it goes on from there.
 """
 
 # The parameters of kernels are written as Triton reads them: `tl.constexpr` is decided when a kernel is compiled.
@@ -12,26 +12,29 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnbench.attention.backends._blocks import drawn_for, halfway, rows_from, seen_by_all, store_rows
+from attnbench.attention.backends._blocks import (
+    ROUNDS,
+    drawn_for,
+    halfway,
+    rows_from,
+    seen_by_all,
+    store_rows,
+)
 from attnbench.attention.backends._classes import kth_of, root_of
-from attnbench.attention.backends._passes import largest_of, mixed_of
-from attnbench.attention.transforms._climb import LOG2E, SETTLED, TOPK, step_of
-
-TOLD: tl.constexpr = tl.constexpr(2e-6)
-"""Of a sum, what a difference must have to be told from how it was added up."""
+from attnbench.attention.backends._passes import around_of, largest_of, mixed_of, root_from
+from attnbench.attention.transforms._climb import ENTMAX15, SETTLED, SPARSEMAX, TOPK, step_of
 
 
 @triton.jit
 def peaks(
-    query, key, value, out, slope, threshold, most, inverse, valid, excess, found, crowded,
+    query, key, value, out, slope, threshold, most, inverse, valid, excess,
     qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, valid_b,
     heads, queries, keys, width, value_width, ahead, scale, count, seed, rate,
     KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr, GRADIENT: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CLASSES: tl.constexpr,
     FULL: tl.constexpr,
 ):  # fmt: skip
-    """What `forward` makes of one block of queries. found: of each row, 2 where other keys have a weight, else 0;
-    crowded: of each head, whether there is such a row. CLASSES: how many classes of keys there are."""
+    """What `forward` makes of one block of queries. CLASSES: how many classes of keys there are."""
     blocks = tl.cdiv(queries, BLOCK_M)
     block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
@@ -51,28 +54,50 @@ def peaks(
     )  # fmt: skip
     m = tl.max(one, 1)
     centre = tl.where(m == float("-inf"), 0.0, m)  # a row without a key
+    t = tl.zeros([BLOCK_M], tl.float32)
     if KIND == TOPK:
-        least, left, expected = kth_of(one, two, three, four, centre, count, BLOCK_M)
-        # less than half of the least weight, or of what can be told, is none
-        slack = 0.5 * tl.exp2((least - centre) * LOG2E) + TOLD * expected
-        t = halfway(left, least)
+        t, left, sure = kth_of(one, two, three, four, count, BLOCK_M)
+        high = centre  # `count` scores reach t, and fewer lie above high
+        going = tl.max((rows & (sure == 0)).to(tl.int32), 0)
+        for _ in range(ROUNDS):
+            if going > 0:
+                middle = t + (high - t) * 0.5
+                over, over_middle, next_up, left = around_of(
+                    q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, end, t, middle,
+                    CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N,
+                )  # fmt: skip
+                low, far = rows & (over >= count), over_middle >= count
+                high = tl.where(far | (middle != middle), high, middle)
+                t = tl.where(low, tl.where(far, tl.maximum(next_up, middle), next_up), t)
+                going = tl.max(low.to(tl.int32), 0)
+        t = halfway(left, t)
     else:
-        t = root_of(one, two, three, four, centre, e, KIND, BLOCK_M)
+        t, sure = root_of(one, two, three, four, centre, e, KIND, BLOCK_M)
+        if KIND == SPARSEMAX:  # noqa: SIM102 - decided when compiled, so not one condition
+            if tl.max((rows & (sure == 0)).to(tl.int32), 0) > 0:
+                t = root_from(
+                    q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end, one, centre, t, e,
+                    KIND, CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, False, FULL,
+                )  # fmt: skip
 
-    context, through, mass_sum, part_sum = mixed_of(
-        q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end, values_of, vn, value_width,
-        centre, t, e, drawn_for(seed, bh, DROPOUT), rate,
-        KIND, CAUSAL, VALID, DROPOUT, GRADIENT, WIDTH, VALUE_WIDTH, BLOCK_M, BLOCK_N, FULL,
-    )  # fmt: skip
-    if KIND == TOPK:  # noqa: SIM108 - as it is read
-        more = mass_sum - expected > slack
-    else:
-        more = step_of(mass_sum, part_sum, e, KIND) > SETTLED * (1.0 + t)
-    more = (rows & more).to(tl.int32)
-    tl.store(found + place, 2 * more, mask=rows)
-    if tl.max(more, 0) > 0:
-        tl.atomic_max(crowded + bh, 1)
+    context = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)
+    through = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)
+    mass_sum = tl.zeros([BLOCK_M], tl.float32)
+    part_sum = tl.zeros([BLOCK_M], tl.float32)
+    drawn = drawn_for(seed, bh, DROPOUT)
+    going = 1
+    for _ in range(ROUNDS if KIND == ENTMAX15 else 1):  # again, where the sum of weights tells that there are others
+        if going > 0:
+            context, through, mass_sum, part_sum = mixed_of(
+                q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end, values_of, vn,
+                value_width, centre, t, e, drawn, rate,
+                KIND, CAUSAL, VALID, DROPOUT, GRADIENT, WIDTH, VALUE_WIDTH, BLOCK_M, BLOCK_N, FULL,
+            )  # fmt: skip
+            if KIND == ENTMAX15:
+                step = tl.where(rows, step_of(mass_sum, part_sum, e, KIND), 0.0)
+                going = tl.max((step > SETTLED * (1.0 + t)).to(tl.int32), 0)
+                t = tl.where(going > 0, t + step, t)
     store_rows(
         out + b * ob + h * oh, om, slope + bh * queries * value_width, threshold, most, inverse, row, place, rows,
-        context, through, mass_sum, part_sum, centre, t, value_width, KIND, GRADIENT, True, VALUE_WIDTH,
+        context, through, mass_sum, part_sum, centre, t, value_width, KIND, GRADIENT, VALUE_WIDTH,
     )  # fmt: skip

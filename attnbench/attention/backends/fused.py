@@ -58,6 +58,7 @@ _TILES: dict[_Part | tuple[_Part, int], _Tile] = {
     "peaks": _Tile(64, 64, 3),
     ("peaks", 0): _Tile(64, 64, 3, 128),
     ("peaks", 1): _Tile(64, 64, 3, 168),
+    ("query", 1): _Tile(64, 32, 3),
     "short": _Tile(64, 64),
     "query": _Tile(64, 64, 2, 128),
     ("query", 3): _Tile(64, 32, 3, 168),
@@ -180,8 +181,9 @@ class _Attention(torch.autograd.Function):
         sizes = _sizes(query, keys, values, "forward", given.kind)
         short = keys.shape[2] <= sizes["BLOCK_N"]
         classes = 0 if short or given.room else min(_classes(given), sizes["BLOCK_N"])
-        kept = grows or given.room or classes
-        threshold, most, inverse = excess.new_empty(3, batch, heads, rows) if kept else (excess,) * 3
+        if classes:
+            sizes = _sizes(query, keys, values, "peaks", given.kind)
+        threshold, most, inverse = excess.new_empty(3, batch, heads, rows) if grows or given.room else (excess,) * 3
         seed = excess if seed is None else seed
         mask = excess if valid is None else valid.expand(batch, -1).contiguous().view(torch.uint8)
         listed = _Listed(excess, excess, excess)
@@ -205,19 +207,16 @@ class _Attention(torch.autograd.Function):
                     values, *listed[:2], out, slope, threshold, most, inverse, excess,
                     *v, *o, *size, width, given.k, seed, given.dropout, **how, **second, ROOM=given.room,
                 )  # fmt: skip
-            elif classes:
-                listed = _Listed(excess, *_counts(query))
-            grid = _grid(rows, sizes["BLOCK_M"], batch * heads)
-            both = (
-                query, keys, values, out, slope, threshold, most, inverse, mask, excess, listed.found, listed.crowded,
-                *q, *k, *v, *o, mask.stride(0), *size, query.shape[3], width, ahead, given.scale, given.k, seed,
-                given.dropout,
-            )  # fmt: skip
-            how = {**where, **how, "FULL": _fills(query, values, sizes)}
+            grid, how = _grid(rows, sizes["BLOCK_M"], batch * heads), {**where, **how}
+            made = (query, keys, values, out, slope, threshold, most, inverse, mask, excess)
+            steps = (*q, *k, *v, *o, mask.stride(0), *size, query.shape[3], width, ahead, given.scale, given.k, seed)
+            full = _fills(query, values, sizes)
             if classes:
-                held = _sizes(query, keys, values, "peaks", given.kind)
-                module.peaks.peaks[grid](*both, **how, **held, CLASSES=classes)
-            module.forward.forward[grid](*both, **how, **sizes, ROOM=1 if classes else given.room, SHORT=short)
+                module.peaks.peaks[grid](*made, *steps, given.dropout, **how, **sizes, CLASSES=classes, FULL=full)
+            else:
+                module.forward.forward[grid](
+                    *made, *listed[1:], *steps, given.dropout, **how, **sizes, ROOM=given.room, SHORT=short, FULL=full
+                )
         ctx.given = given
         ctx.save_for_backward(query, keys, values, excess, mask, seed, out, slope, threshold, most, inverse, *listed)
         ctx.masked = valid is not None
@@ -291,20 +290,18 @@ def _parts(both: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 
 def _lists(query: Tensor, room: int) -> _Listed:
     batch, heads, rows, _ = query.shape
-    lists = torch.empty(batch, heads, rows, room, 2, dtype=torch.int32, device=query.device)
-    return _Listed(lists, *_counts(query))
-
-
-def _counts(query: Tensor) -> tuple[Tensor, Tensor]:
-    """How many keys were found for each row, and whether a head has a row with too many."""
-    batch, heads, rows, _ = query.shape
     kind = {"dtype": torch.int32, "device": query.device}
-    return torch.empty(batch, heads, rows, **kind), torch.zeros(batch, heads, **kind)
+    return _Listed(
+        torch.empty(batch, heads, rows, room, 2, **kind),
+        torch.empty(batch, heads, rows, **kind),
+        torch.zeros(batch, heads, **kind),
+    )
 
 
 def _classes(given: _Given) -> int:
     """Of how many classes of keys the largest scores are kept; 0: more keys may have a weight than these tell."""
-    return 0 if given.kind == _KINDS["topk"] and given.k > _FEW else _CLASSES.get(given.kind, 0)
+    many = given.scale <= 0 or (given.kind == _KINDS["topk"] and given.k > _FEW)
+    return 0 if many else _CLASSES.get(given.kind, 0)
 
 
 def _listed_sizes(query: Tensor, values: Tensor, given: _Given) -> tuple[dict[str, Any], dict[str, Any]]:

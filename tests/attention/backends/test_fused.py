@@ -100,6 +100,26 @@ def test_values_and_gradients_over_several_blocks(name, masked):
     close(*both(name, states, valid=valid if masked else None, causal=masked))
 
 
+@pytest.mark.parametrize("name", ["topk, k = 9", "sparsemax", "entmax15"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_best_keys_whose_places_are_of_one_class(name, masked, monkeypatch):
+    """More than the four of a class that are kept: the search goes on."""
+    monkeypatch.setitem(TRANSFORMS, "topk, k = 9", (Fused("topk", 9), build_transform("topk", k=9)))
+    query, keys, values = given((1, 2, 70, 600, 16, 16))
+    with torch.no_grad():
+        query.abs_().mul_(0.2)
+        keys[:, :, 5::64] += 0.5
+    valid = (torch.arange(600) % 64 == 5)[None] if masked else None
+    weights = TRANSFORMS[name][1](query @ keys.mT * 0.5, valid=allowed(70, 600, valid, causal=False))
+    assert int((weights[..., 5::64] > 0).sum(-1).max()) > 4
+    close(*both(name, (query, keys, values), valid=valid))
+
+
+@pytest.mark.parametrize("name", ["topk", "sparsemax", "entmax15"])
+def test_scores_may_be_turned_about(name):
+    close(*both(name, given((1, 1, 20, 90, 16, 16)), scale=-0.5))
+
+
 def test_near_sparsemax_contexts_are_as_exact_and_gradients_but_for_the_edge_of_the_support(monkeypatch):
     monkeypatch.setitem(TRANSFORMS, "near", (Fused("entmax", excess=0.8), build_transform("entmax", alpha=1.8)))
     (found, *slopes), (wanted, *others) = both("near", given((2, 2, 70, 70, 24, 40)))
