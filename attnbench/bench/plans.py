@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -33,13 +33,14 @@ _LOADS = [models.Load(rows, length, beam) for rows in (1, 64) for length in (26,
 
 
 class Plan(NamedTuple):
-    """quick: fewer and smaller cases, for a look before a release."""
+    """quick: fewer and smaller cases, for a look before a release. only: kinds of mechanisms (KINDS); empty: all."""
 
     runtime: Runtime
     rounds: int
     quick: bool
     peers: list[Peer]
     sizes: list[str] | None = None
+    only: Sequence[str] = ()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -68,9 +69,23 @@ class Plan(NamedTuple):
             timed = self.time([each.case for each in started], None, loose=True, rest=_REST, apart=True)
         return with_peaks(timed, recipes, threads, self.runtime.device) if peaks else timed
 
+    def wants(self, name: str) -> bool:
+        """Whether a case is asked for; what others are multiples of, and other packages, always are."""
+        kind = _kind(name)
+        return not self.only or kind in {*self.only, "softmax"} or kind not in KINDS
+
     def those_of(self, *sizes: str) -> list[str]:
         """The sizes that were asked for, else these."""
         return self.sizes or (["tiny"] if self.quick else list(sizes))
+
+
+def _kind(name: str) -> str:
+    """Of a case: what stands before its fields and its backend."""
+    return name.partition(",")[0].partition(" (")[0]
+
+
+KINDS = tuple(dict.fromkeys(map(_kind, (*ops.TRANSFORMS, *ops.PATTERNS, *models.PATTERNS))))
+"""Of mechanisms that are timed."""
 
 
 def ops_sections(plan: Plan) -> Iterator[list[Section]]:
@@ -85,7 +100,7 @@ def transforms_sections(plan: Plan) -> Iterator[list[Section]]:
     device = plan.runtime.device
     transforms = Section(_TRANSFORMS, (ops.BASELINE,), [], limit="copies of the scores")
     for shape in _shapes(plan):  # one shape at a time: what its cases hold is let go before the next
-        cases = list(ops.transform_cases((shape,), device, plan.peers))
+        cases = [case for case in ops.transform_cases((shape,), device, plan.peers) if plan.wants(case.name)]
         transforms.timings.extend(plan.time(cases, copies(torch.zeros(shape, device=device)), replay=True))
         yield [transforms]
 
@@ -94,7 +109,8 @@ def attention_sections(plan: Plan) -> Iterator[list[Section]]:
     device, dtype = plan.runtime.device, plan.dtype
     attention = Section(_ATTENTION, ("SDPA", "softmax"), [])
     for shape in ops.ON_A_GPU if device.type == "cuda" and not plan.quick else _shapes(plan):
-        cases = list(ops.attention_cases((shape,), device, dtype, n=max(1, min(32, shape[2] // 4)), peers=plan.peers))
+        made = ops.attention_cases((shape,), device, dtype, n=max(1, min(32, shape[2] // 4)), peers=plan.peers)
+        cases = [case for case in made if plan.wants(case.name)]
         attention.timings.extend(plan.time(cases, plan.products, loose=True, replay=True))
         yield [attention]
 
@@ -109,7 +125,8 @@ def train_sections(plan: Plan) -> Iterator[list[Section]]:
     found: list[Timing] = []
     for size in plan.those_of("mini", "iwslt"):
         peers = [recipe for peer in plan.peers if peer.training for recipe in peer.training(size, BATCHES, device)]
-        recipes = [Recipe(models.training, (size, name, BATCHES, plan.runtime)) for name in models.compared(device)]
+        names = filter(plan.wants, models.compared(device))
+        recipes = [Recipe(models.training, (size, name, BATCHES, plan.runtime)) for name in names]
         beside += plan.beside([recipes[0], *peers], peaks=True) if peers else []
         timed = plan.time([recipe.make(*recipe.given) for recipe in recipes], plan.products, loose=True)
         found += timed if plan.quick else with_peaks(timed, recipes, threads, device)
@@ -131,7 +148,7 @@ def decode_sections(plan: Plan) -> Iterator[list[Section]]:
             ]
             peers = [recipe for decoding in given for recipe in decoding(size, load, threads)]
             quantized = ["softmax" + models.QUANTIZED] if plan.runtime.device.type == "cpu" else []
-            names = [*models.compared(plan.runtime.device), *quantized, *models.PATTERNS]
+            names = filter(plan.wants, (*models.compared(plan.runtime.device), *quantized, *models.PATTERNS))
             ours = [Recipe(models.decoding, (size, name, load, plan.runtime)) for name in ("softmax", *quantized)]
             beside += plan.beside([*ours, *peers]) if peers else []
             cases = [models.decoding(size, name, load, plan.runtime) for name in names]
@@ -187,5 +204,7 @@ TITLES: dict[What, tuple[str, ...]] = {
     "scaling": (_COST,),
 }
 """What the titles of their sections begin with."""
+ALL: tuple[What, ...] = ("scaling",)
+"""Those that time all their cases."""
 OF_SIZES: tuple[What, ...] = ("train", "decode")
 """Those that time models, which have a size."""

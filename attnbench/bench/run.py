@@ -13,7 +13,7 @@ import torch
 from attnbench.bench.machine import Choice, Roofline, roofline, set_up, signature
 from attnbench.bench.models import SIZES
 from attnbench.bench.peers import Peer, find, serves
-from attnbench.bench.plans import OF_SIZES, PLANS, TITLES, Plan
+from attnbench.bench.plans import ALL, KINDS, OF_SIZES, PLANS, TITLES, Plan
 from attnbench.bench.plot import draw
 from attnbench.bench.results import SCHEMA, Section, as_json, head_lines, markdown, ratios, tables
 from attnbench.core import native, processor
@@ -94,7 +94,7 @@ def _require_comparable(earlier: dict[str, Any], signature: dict[str, Any], what
 
 def run(
     what: Sequence[str], *, device: str | None, precision: str, threads: int | None,
-    rounds: int, quick: bool, against: str | None, size: str | None, command: str,
+    rounds: int, quick: bool, against: str | None, size: str | None, only: str | None = None, command: str,
     earlier: dict[str, Any] | None = None, folder: Path | None = None, keep: Callable[[Report], None] | None = None,
 ) -> Report:  # fmt: skip
     """Measure each of `what` (keys of PLANS). earlier: what it will be compared with. folder: where what is
@@ -102,9 +102,10 @@ def run(
 
     Raises SpecError and MissingExtraError before anything is timed, AttnbenchError where a case cannot be.
     """
-    peers, sizes = find(_names("--against", against)), _names("--size", size)
+    peers, sizes, kinds = find(_names("--against", against)), _names("--size", size), _names("--only", only)
     place = _place(device)
     _require_use(what, place, peers, sizes)
+    _require_kinds(what, kinds, earlier)
     cores = processor.usable_cores()
     if threads is not None and threads > cores:
         raise SpecError(f"--threads {threads}: {cores} cores can be used here; give that many at most")
@@ -122,7 +123,7 @@ def run(
     if earlier is not None:
         _require_comparable(earlier, made, what)
     machine: Roofline = roofline(place)
-    plan = Plan(runtime, rounds, quick, peers, sizes or None)
+    plan = Plan(runtime, rounds, quick, peers, sizes or None, kinds)
     own = version()
     versions = {peer.package: peer.version for peer in peers}
 
@@ -171,6 +172,17 @@ def _require_use(what: Sequence[str], place: torch.device, peers: Sequence[Peer]
                 f"--against {peer.package}: it does nothing that could be timed beside {', '.join(what)} on "
                 f"{place.type}; leave it out"
             )
+
+
+def _require_kinds(what: Sequence[str], kinds: Sequence[str], earlier: dict[str, Any] | None) -> None:
+    """Raise SpecError for a kind of mechanism that is not timed, and where a selection makes no sense."""
+    for kind in kinds:
+        if kind not in KINDS:
+            raise SpecError(f"--only: {unknown('mechanism', kind, KINDS)}")
+    if kinds and set(what) <= set(ALL):
+        raise SpecError(f"--only: {', '.join(what)} times all its cases; leave it out")
+    if kinds and earlier is not None:
+        raise SpecError("--only: a comparison is of all cases, or those left out would be gone; leave one out")
 
 
 def _titled(own: dict[str, Any]) -> str:

@@ -36,6 +36,9 @@ def speed(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller cases: a minute instead of many.")] = False,
     size: Annotated[str | None, typer.Option("--size", help="Of models: tiny, mini, iwslt, base; with commas.")] = None,
+    only: Annotated[
+        str | None, typer.Option("--only", help="Mechanisms beside softmax: topk, entmax15, window, ...; with commas.")
+    ] = None,
     precision: Annotated[Precision, typer.Option("--precision", help="Of models, and of attention.")] = Precision.fp32,
     threads: Annotated[int | None, typer.Option("--threads", help="Left out: all that are here.", min=1)] = None,
     rounds: Annotated[int, typer.Option("--rounds", help="Turns that every case has.", min=1)] = 5,
@@ -78,7 +81,7 @@ def speed(
     try:
         report = run(
             [what.value] if what else ["ops", "train", "decode"], device=device, precision=precision.value,
-            threads=threads, rounds=rounds, quick=quick, against=against, size=size, command=command,
+            threads=threads, rounds=rounds, quick=quick, against=against, size=size, only=only, command=command,
             earlier=earlier, folder=out, keep=keep if out else None,
         )  # fmt: skip
     except BaseException as error:

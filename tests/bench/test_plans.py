@@ -30,6 +30,17 @@ def test_transforms_are_checked_before_they_are_timed():
     assert [case.name for case in cases if case.check is not None] == [*ops.TRANSFORMS, *ops.TRANSFORMS]
 
 
+def test_a_plan_has_those_mechanisms_that_are_asked_for_beside_what_they_are_compared_with():
+    plan = plans.Plan(Runtime(CPU), 1, True, [], only=["entmax", "window"])
+    names = [*ops.TRANSFORMS, "window, n = 32 (flex)", "topk, k = 8 (triton)", "SDPA", ops.BASELINE, "entmax: entmax15"]
+    assert [name for name in names if plan.wants(name)] == [
+        "softmax", "entmax, alpha = 1.3", "entmax, learned alpha", "window, n = 32 (flex)", "SDPA", ops.BASELINE,
+        "entmax: entmax15",
+    ]  # fmt: skip
+    assert all(map(plan._replace(only=()).wants, names))
+    assert {"topk", "sparsemax", "entmax", "bigbird", "random"} <= set(plans.KINDS)
+
+
 def checked(name):
     """Forward, and forward with backward, of a transform."""
     return [case for case in ops.transform_cases((SHAPE,), CPU, []) if case.name == name and case.check is not None]

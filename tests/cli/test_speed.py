@@ -175,6 +175,8 @@ def test_bfloat16_is_measured_where_it_would_be_used(invoke, monkeypatch):
     (("--size", ","), "--size ',': names nothing; leave it out, or give names with commas"),
     (("--against", " , "), "--against ' , ': names nothing"),
     (("--size", "huge"), "--size: unknown size 'huge'"),
+    (("--only", "entmax16"), "--only: unknown mechanism 'entmax16'"),
+    (("--only", " ,"), "--only ' ,': names nothing; leave it out, or give names with commas"),
     (("--compare", "nowhere.json"), "nowhere.json: it cannot be read"),
     (("--compare", "other.json"), "it holds no measurement"),
     (("--compare", "empty.json"), "it holds no measurement"),

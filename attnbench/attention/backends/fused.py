@@ -31,7 +31,7 @@ _KINDS: dict[FusedKind, int] = {"softmax": 0, "topk": 0, "sparsemax": 1, "entmax
 _EXCESS: dict[FusedKind, float] = {"softmax": 1.0, "topk": 1.0, "sparsemax": 1.0, "entmax15": 0.5}
 _ALL = 1 << 30
 """More keys than there are: top-k is softmax."""
-LONG: dict[FusedKind, int] = {"topk": 512, "sparsemax": 512, "entmax15": 1024}
+LONG: dict[FusedKind, int] = {"topk": 1280, "sparsemax": 1024, "entmax15": 3072}
 """The fewest keys that are listed, by kind; an alpha nearer to 1 leaves more weights than lists pay for."""
 _TURNS = 4
 """Blocks of queries that one program goes through, at most, where the keys are one block."""
