@@ -189,12 +189,13 @@ def mixed(
     """What a block of keys adds to the contexts, and to what backward needs."""
     mass, part = weights_at(s, t[:, None], shift[:, None], e, KIND)
     mass_sum += tl.sum(mass, 1)
+    if KIND != TOPK:
+        part_sum += tl.sum(part, 1)
     if DROPOUT:
         kept = kept_in(drawn, first_query, first_key, keys, rate, BLOCK_M, BLOCK_N)
         mass = mass * kept
     context += tl.dot(mass.to(v.dtype), v, input_precision=PRECISION)
     if GRADIENT and KIND != TOPK:
-        part_sum += tl.sum(part, 1)
         if DROPOUT:
             part = part * kept
         through += tl.dot(part.to(v.dtype), v, input_precision=PRECISION)

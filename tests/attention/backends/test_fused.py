@@ -115,6 +115,17 @@ def test_best_keys_whose_places_are_of_one_class(name, masked, monkeypatch):
     close(*both(name, (query, keys, values), valid=valid))
 
 
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("keys", [40, 200])
+def test_contexts_are_the_same_where_nothing_is_differentiated(name, keys):
+    states = given((1, 4, 70, keys, 64, 64), torch.bfloat16)
+    kernel, _ = TRANSFORMS[name]
+    wanted = fused.attend(*states, kernel, scale=0.125)
+    with torch.no_grad():
+        found = fused.attend(*states, kernel, scale=0.125)
+    assert torch.equal(found, wanted)
+
+
 @pytest.mark.parametrize("name", ["topk", "sparsemax", "entmax15"])
 def test_scores_may_be_turned_about(name):
     close(*both(name, given((1, 1, 20, 90, 16, 16)), scale=-0.5))
