@@ -214,9 +214,9 @@ def test_what_is_no_number_spoils_its_row_alone_and_masked_it_spoils_none(name, 
     assert torch.equal(found[1], alone[1])
 
 
-@pytest.mark.parametrize("name", ["topk", "sparsemax", "entmax, alpha = 1.2"])
+@pytest.mark.parametrize("name", ["topk", "sparsemax", "entmax15", "entmax, alpha = 1.2"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", [(1, 2, 33, 33, 16, 16), (1, 1, 70, 50, 128, 128)])
+@pytest.mark.parametrize("shape", [(1, 2, 33, 33, 16, 16), (1, 1, 70, 50, 128, 128), (1, 1, 150, 200, 64, 64)])
 def test_half_precision_is_near_and_keeps_its_type(name, dtype, shape):
     states = given(shape, dtype)
     kernel, transform = TRANSFORMS[name]
