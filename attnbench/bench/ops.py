@@ -134,6 +134,11 @@ def gradient_off(function: Callable[[Tensor], Tensor], scores: Tensor, upstream:
     return float((gradient() - wanted).abs().max())
 
 
+def attention_names() -> list[str]:
+    """Of the transforms that whole attention is timed with: those that look at one query."""
+    return [name for name, fields in TRANSFORMS.items() if not transforms.get(fields["kind"]).needs_upper]
+
+
 def attention_cases(
     shapes: tuple[tuple[int, ...], ...], device: torch.device, dtype: torch.dtype, n: int = 32,
     peers: Sequence[Peer] = (),
@@ -144,7 +149,7 @@ def attention_cases(
         batch, heads, length, _ = shape
         generator = torch.Generator().manual_seed(0)
         given = [torch.randn(batch, heads, length, HEAD, generator=generator).to(device, dtype) for _ in range(3)]
-        methods = {name: Method(transform=fields) for name, fields in TRANSFORMS.items() if _plain(fields)}
+        methods = {name: Method(transform=TRANSFORMS[name]) for name in attention_names()}
         if n < length:
             methods |= {f"{name}, n = {n}": Method(pattern={"kind": name, "n": n}) for name in PATTERNS}
         if device.type == "cuda":
@@ -207,10 +212,6 @@ def slopes_apart(function: Callable[..., Tensor], plain: Callable[..., Tensor], 
     pairs = zip(slopes(function, given), wanted, strict=True)
     apart = [(found - other).norm() / other.norm().clamp_min(1e-12) for found, other in pairs]
     return float(torch.stack(apart).max())  # which keeps a NaN, wherever it stands
-
-
-def _plain(fields: dict[str, Any]) -> bool:
-    return not transforms.get(fields["kind"]).needs_upper
 
 
 def mixer(method: Method, heads: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:

@@ -33,7 +33,7 @@ _LOADS = [models.Load(rows, length, beam) for rows in (1, 64) for length in (26,
 
 
 class Plan(NamedTuple):
-    """quick: fewer and smaller cases, for a look before a release. only: kinds of mechanisms (KINDS); empty: all."""
+    """quick: fewer and smaller cases, for a look before a release. only: kinds of mechanisms (KINDS); none: all."""
 
     runtime: Runtime
     rounds: int
@@ -72,7 +72,7 @@ class Plan(NamedTuple):
     def wants(self, name: str) -> bool:
         """Whether a case is asked for; what others are multiples of, and other packages, always are."""
         kind = _kind(name)
-        return not self.only or kind in {*self.only, "softmax"} or kind not in KINDS
+        return not self.only or kind in {*self.only, "softmax"} or kind not in ALL_KINDS
 
     def those_of(self, *sizes: str) -> list[str]:
         """The sizes that were asked for, else these."""
@@ -84,8 +84,19 @@ def _kind(name: str) -> str:
     return name.partition(",")[0].partition(" (")[0]
 
 
-KINDS = tuple(dict.fromkeys(map(_kind, (*ops.TRANSFORMS, *ops.PATTERNS, *models.PATTERNS))))
-"""Of mechanisms that are timed."""
+_OF_TRANSFORMS = set(map(_kind, ops.TRANSFORMS))
+_OF_ATTENTION = {*map(_kind, ops.attention_names()), *ops.PATTERNS}
+_OF_TRAINING = set(map(_kind, models.COMPARED))
+KINDS: dict[What, set[str]] = {
+    "ops": _OF_TRANSFORMS | _OF_ATTENTION,
+    "transforms": _OF_TRANSFORMS,
+    "attention": _OF_ATTENTION,
+    "train": _OF_TRAINING,
+    "decode": _OF_TRAINING | set(map(_kind, models.PATTERNS)),
+    "scaling": set(),
+}
+"""Of mechanisms that are timed; `scaling` times all its cases."""
+ALL_KINDS = set[str]().union(*KINDS.values())
 
 
 def ops_sections(plan: Plan) -> Iterator[list[Section]]:
@@ -204,7 +215,5 @@ TITLES: dict[What, tuple[str, ...]] = {
     "scaling": (_COST,),
 }
 """What the titles of their sections begin with."""
-ALL: tuple[What, ...] = ("scaling",)
-"""Those that time all their cases."""
 OF_SIZES: tuple[What, ...] = ("train", "decode")
 """Those that time models, which have a size."""

@@ -13,7 +13,7 @@ import torch
 from attnbench.bench.machine import Choice, Roofline, roofline, set_up, signature
 from attnbench.bench.models import SIZES
 from attnbench.bench.peers import Peer, find, serves
-from attnbench.bench.plans import ALL, KINDS, OF_SIZES, PLANS, TITLES, Plan
+from attnbench.bench.plans import ALL_KINDS, KINDS, OF_SIZES, PLANS, TITLES, Plan
 from attnbench.bench.plot import draw
 from attnbench.bench.results import SCHEMA, Section, as_json, head_lines, markdown, ratios, tables
 from attnbench.core import native, processor
@@ -176,11 +176,14 @@ def _require_use(what: Sequence[str], place: torch.device, peers: Sequence[Peer]
 
 def _require_kinds(what: Sequence[str], kinds: Sequence[str], earlier: dict[str, Any] | None) -> None:
     """Raise SpecError for a kind of mechanism that is not timed, and where a selection makes no sense."""
-    for kind in kinds:
-        if kind not in KINDS:
-            raise SpecError(f"--only: {unknown('mechanism', kind, KINDS)}")
-    if kinds and set(what) <= set(ALL):
+    timed = set[str]().union(*(KINDS[each] for each in what))  # pyright: ignore[reportArgumentType]
+    if kinds and not timed:
         raise SpecError(f"--only: {', '.join(what)} times all its cases; leave it out")
+    for kind in kinds:
+        if kind not in ALL_KINDS:
+            raise SpecError(f"--only: {unknown('mechanism', kind, sorted(ALL_KINDS))}")
+        if kind not in timed:
+            raise SpecError(f"--only {kind}: {', '.join(what)} does not time it; leave it out")
     if kinds and earlier is not None:
         raise SpecError("--only: a comparison is of all cases, or those left out would be gone; leave one out")
 

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.attention.transforms import _rows
 from attnbench.bench import models, ops, plans, scaling
-from attnbench.bench.timer import Timing, Yardstick
+from attnbench.bench.timer import Case, Timing, Yardstick
 from attnbench.data.base import BOS, EOS, PAD
 from attnbench.tasks import loss
 from attnbench.train.runtime import Runtime
@@ -38,7 +38,31 @@ def test_a_plan_has_those_mechanisms_that_are_asked_for_beside_what_they_are_com
         "entmax: entmax15",
     ]  # fmt: skip
     assert all(map(plan._replace(only=()).wants, names))
-    assert {"topk", "sparsemax", "entmax", "bigbird", "random"} <= set(plans.KINDS)
+    assert {"topk", "sparsemax", "entmax", "bigbird", "random"} <= plans.KINDS["ops"]
+    assert plans.KINDS["decode"] == {"softmax", "topk", "sparsemax", "entmax15", "entmax", "window", "random"}
+    assert "csoftmax" in plans.KINDS["transforms"] - plans.KINDS["attention"]
+
+
+@pytest.mark.parametrize("what", ["transforms", "attention", "train", "decode"])
+def test_what_is_not_asked_for_is_not_timed(what, monkeypatch):
+    names = []
+
+    def measured(cases, **more):
+        names.extend(case.name for case in cases)
+        return []
+
+    monkeypatch.setattr(plans, "measure", measured)
+    monkeypatch.setattr(models, "training", lambda size, name, *rest: _named(name))
+    monkeypatch.setattr(models, "decoding", lambda size, name, *rest: _named(name))
+    plan = plans.Plan(Runtime(CPU), 1, True, [], only=["topk"])
+    for _ in plans.PLANS[what](plan):
+        pass
+    assert set(names) >= {"softmax", "topk, k = 8"}
+    assert set(names) <= {"softmax", "topk, k = 8", "SDPA", ops.BASELINE, "softmax, int8"}
+
+
+def _named(name):
+    return Case("a group", name, lambda: None)
 
 
 def checked(name):

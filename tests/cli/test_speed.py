@@ -170,12 +170,23 @@ def test_bfloat16_is_measured_where_it_would_be_used(invoke, monkeypatch):
     assert "training takes float32 instead; measure fp32" in invoke(*RUN, "--precision", "bf16", code=3).stderr
 
 
+@pytest.mark.parametrize(("what", "kind", "said"), [
+    ("transforms", "window", "--only window: transforms does not time it; leave it out"),
+    ("train", "sigmoid", "--only sigmoid: train does not time it; leave it out"),
+    ("scaling", "topk", "--only: scaling times all its cases; leave it out"),
+])  # fmt: skip
+def test_mechanisms_that_would_not_be_timed(invoke, monkeypatch, what, kind, said):
+    monkeypatch.setattr(plans, "measure", lambda *given, **more: pytest.fail("timed"))
+    assert said in invoke("speed", what, "--only", kind, code=2).stderr
+
+
 @pytest.mark.parametrize(("options", "said"), [
     (("--against", "entmx"), "did you mean 'entmax'"),
     (("--size", ","), "--size ',': names nothing; leave it out, or give names with commas"),
     (("--against", " , "), "--against ' , ': names nothing"),
     (("--size", "huge"), "--size: unknown size 'huge'"),
     (("--only", "entmax16"), "--only: unknown mechanism 'entmax16'"),
+    (("--only", "topk", "--compare", "of training.json"), "a comparison is of all cases"),
     (("--only", " ,"), "--only ' ,': names nothing; leave it out, or give names with commas"),
     (("--compare", "nowhere.json"), "nowhere.json: it cannot be read"),
     (("--compare", "other.json"), "it holds no measurement"),

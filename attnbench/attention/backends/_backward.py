@@ -22,31 +22,37 @@ from attnbench.attention.backends._blocks import (
     scores_at,
     scores_of,
     seen_by_all,
-    shift_of,
-    weights_at,
 )
-from attnbench.attention.transforms._climb import SMALL, TOPK, log_over_e
+from attnbench.attention.transforms._climb import ENTMAX15, LOG2E, SMALL, SPARSEMAX, TOPK, log_over_e, mass_at
 
 
 @triton.jit
 def _shift_of(t, centre, share, e, KIND: tl.constexpr):
-    """With what a row's weights are multiplied by, where that is a power, too."""
-    shift = shift_of(t, centre, e, KIND)
-    return shift + tl.log2(share) if KIND == TOPK else shift
+    """What the weights of a row are computed from, beside its scores, in one step: one number for three, each of which
+    a program of keys would hold many times. Where scores lie beyond 1e6, whose digits end before 1, so do weights."""
+    if KIND == TOPK:
+        return tl.log2(share) - centre * LOG2E
+    below = -e * (centre + t)
+    return 1.0 + below if KIND == SPARSEMAX or KIND == ENTMAX15 else below  # noqa: SIM109 - which Triton cannot read
 
 
 @triton.jit
 def _weights(s, t, shift, share, e, KIND: tl.constexpr):
-    """The weights of a block, and the part of them that the gradient goes through."""
-    mass, part = weights_at(s, t, shift, e, KIND)
-    if KIND != TOPK:
+    """The weights of a block, and the part of them that the gradient goes through. t, shift, share: of each row, along
+    the rows of the scores. NaN stays NaN."""
+    if KIND == TOPK:
+        mass = tl.where(s < t, 0.0, tl.exp2(s * LOG2E + shift))
+        part = mass
+    else:
+        mass, part = mass_at(e * s + shift, e, KIND)
         mass = mass * share
     return mass, part
 
 
 @triton.jit
 def _moved(gain, part, middle):
-    """The gradient of a block's scores."""
+    """The gradient of a block's scores, but for the scale. What is no number among values or what came back makes no
+    number of the keys without a weight, too, as in the definition."""
     return part * (gain - middle)
 
 

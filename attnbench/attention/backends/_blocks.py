@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnbench.attention.transforms._climb import ENTMAX15, LOG2E, SPARSEMAX, TOPK, mass_at, mass_of
+from attnbench.attention.transforms._climb import LOG2E, TOPK, mass_of
 
 PRECISION: tl.constexpr = tl.constexpr("tf32x3")
 """Of products in float32, to about its own accuracy; other types know one precision."""
@@ -30,7 +30,7 @@ def rows_from(start, rows, row_stride, begin, width, BLOCK: tl.constexpr, WIDTH:
 
 @triton.jit
 def seen_by_all(first_query, keys, ahead, CAUSAL: tl.constexpr, BLOCK_N: tl.constexpr):
-    """How many keys stand in whole blocks before which every query of a block stands: none of them is beyond an end."""
+    """How many keys stand in whole blocks behind which every query of a block stands: none of them is beyond an end."""
     seen = keys
     if CAUSAL:
         seen = tl.maximum(tl.minimum(keys, first_query + ahead + 1), 0)
@@ -73,23 +73,15 @@ def scores_at(q, k, valid, rows, first_key, first_query, keys, ahead, scale, EDG
 
 
 @triton.jit
-def shift_of(t, centre, e, KIND: tl.constexpr):
-    """What the weights of a row are computed from, beside its scores, in one step. t: below `centre`; of top-k none."""
+def weights_of(s, t, centre, e, KIND: tl.constexpr):
+    """Weights, but for what a row's are divided by, and the part of them that the gradient goes through. t: the least
+    score that top-k keeps; of the others the threshold, below `centre`. NaN stays NaN."""
+    d = s - centre[:, None]
     if KIND == TOPK:
-        return -centre * LOG2E
-    below = -e * (centre + t)
-    return 1.0 + below if KIND == SPARSEMAX or KIND == ENTMAX15 else below  # noqa: SIM109 - which Triton cannot read
-
-
-@triton.jit
-def weights_at(s, t, shift, e, KIND: tl.constexpr):
-    """Weights, but for what a row's are divided by, and the part of them that the gradient goes through. t, shift: of
-    each row, along the rows of the scores. t: the least score that top-k keeps. NaN stays NaN."""
-    if KIND == TOPK:
-        mass = tl.where(s < t, 0.0, tl.exp2(s * LOG2E + shift))
+        mass = tl.where(s < t[:, None], 0.0, tl.exp2(d * LOG2E))
         part = mass
     else:
-        mass, part = mass_at(e * s + shift, e, KIND)
+        mass, part = mass_of(d, t[:, None], e, KIND)
     return mass, part
 
 

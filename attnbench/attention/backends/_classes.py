@@ -1,4 +1,4 @@
-"""The largest scores of classes of keys, and the threshold of each row that they alone would have (_forward.py).
+"""The largest scores of classes of keys, and the threshold of each row that they alone would have (_peaks.py).
 
 Keys at places equal modulo the width of a block are one class. What a row's weights go by is a few large scores, of
 which seldom five lie in one class, so that the four largest of each class hold them all. From fewer keys a threshold
@@ -17,7 +17,7 @@ from attnbench.attention.transforms._climb import SETTLED, base_of, mass_of, ste
 
 STEPS: tl.constexpr = tl.constexpr(4)
 """Of Newton's method on the largest scores of classes alone, before the others join."""
-ROUNDS: tl.constexpr = tl.constexpr(60)
+TURNS: tl.constexpr = tl.constexpr(60)
 """At most, with all four; what has no root (NaN) ends here."""
 
 
@@ -36,7 +36,7 @@ def taken(s, first, second, third, fourth):
 @triton.jit
 def kth_of(first, second, third, fourth, count, BLOCK_M: tl.constexpr):
     """The least of each row's `count` best scores (-inf: there are fewer), the best that is left, and whether both are
-    sure: a fifth of a class would be below."""
+    sure: a fifth of a class would be below, and the two differ."""
     hidden = tl.max(fourth, 1)
     found = tl.zeros([BLOCK_M], tl.int32)
     least = tl.max(first, 1)
@@ -50,7 +50,9 @@ def kth_of(first, second, third, fourth, count, BLOCK_M: tl.constexpr):
         second = tl.where(hit, third, second)
         third = tl.where(hit, fourth, third)
         fourth = tl.where(hit, float("-inf"), fourth)
-    return least, tl.max(first, 1), (hidden < least) | (hidden == float("-inf"))
+    left = tl.max(first, 1)
+    alone = (left < least) | (left == float("-inf"))
+    return least, left, alone & ((hidden < least) | (hidden == float("-inf")))
 
 
 @triton.jit
@@ -61,7 +63,7 @@ def root_of(first, second, third, fourth, centre, e, KIND: tl.constexpr, BLOCK_M
     third, fourth = third - centre[:, None], fourth - centre[:, None]
     t = start_of(first, e, KIND, BLOCK_M)
     going = 1
-    for _ in range(ROUNDS):
+    for _ in range(TURNS):
         if going > 0:
             mass, part = mass_of(first, t[:, None], e, KIND)
             more, rest = mass_of(second, t[:, None], e, KIND)

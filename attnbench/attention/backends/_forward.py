@@ -21,7 +21,6 @@ from attnbench.attention.backends._blocks import (
     rows_from,
     scores_of,
     seen_by_all,
-    shift_of,
     store_rows,
 )
 from attnbench.attention.backends._classes import start_of
@@ -94,13 +93,13 @@ def forward(
         if tl.max((above > count).to(tl.int32), 0) > 0:
             t, left = _best_from(
                 q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, end, all_scores, centre, t, above,
-                count, CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, SHORT,
+                count, CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, SHORT, GRADIENT,
             )  # fmt: skip
         t = halfway(left, t)
     else:
         if ROOM > 0:
-            centre = tl.load(most + place, mask=rows, other=0.0)
-            t = tl.load(threshold + place, mask=rows, other=0.0)
+            centre = tl.load(most + place, mask=row < queries, other=0.0)
+            t = tl.load(threshold + place, mask=row < queries, other=0.0)
         elif SHORT:
             m = tl.max(all_scores, 1)
             centre = tl.where(m == float("-inf"), 0.0, m)
@@ -121,10 +120,9 @@ def forward(
         context = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)
         through = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)
         nothing = tl.zeros([BLOCK_M], tl.float32)
-        shift = shift_of(t, centre, e, KIND)
         v = rows_from(values_of, keys, vn, 0, value_width, BLOCK_N, VALUE_WIDTH)
         context, through, mass_sum, part_sum = mixed(
-            context, through, nothing, nothing, all_scores, shift, t, e, v, drawn, first, 0, keys, rate,
+            context, through, nothing, nothing, all_scores, centre, t, e, v, drawn, first, 0, keys, rate,
             KIND, DROPOUT, GRADIENT, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     else:
@@ -143,9 +141,10 @@ def forward(
 def _best_from(
     q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, end, all_scores, centre, t, above, count,
     CAUSAL: tl.constexpr, VALID: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SHORT: tl.constexpr,
+    SHORT: tl.constexpr, GRADIENT: tl.constexpr,
 ):  # fmt: skip
-    """The least of each row's `count` best scores, and the best of the others. t: no higher, and reached by `above`."""
+    """The least of each row's `count` best scores, and the best of the others; without GRADIENT twice what lies between
+    them. t: no higher, and reached by `above`."""
     # The least of a row's `count` best lies in [t, high); at least `count` keys score t or more.
     high = centre + tl.maximum(tl.abs(centre), 1.0) * 1e-6
     going = 1
@@ -165,6 +164,8 @@ def _best_from(
             t = tl.where(third_count >= count, three, tl.where(second_count >= count, two,
                          tl.where(first_count >= count, one, t)))  # fmt: skip
             going = tl.max((between & (above > count)).to(tl.int32), 0)
+    if not GRADIENT:
+        return t, t
     return edges_of(
         q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, end, all_scores, t,
         CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, SHORT,

@@ -24,6 +24,7 @@ from attnbench.attention.backends._blocks import (
     kept_of_rows,
     mean_of,
     rows_from,
+    seen_by_all,
     sums_of,
 )
 from attnbench.attention.transforms._climb import SETTLED, TOPK, mass_of, step_of
@@ -100,9 +101,7 @@ def choose(
     if CAUSAL:
         end = tl.minimum(keys, first + BLOCK_M + ahead)
     if not VALID:  # blocks of keys that every query looks at
-        whole = keys // BLOCK_N * BLOCK_N
-        if CAUSAL:
-            whole = tl.maximum(tl.minimum(keys, first + ahead + 1), 0) // BLOCK_N * BLOCK_N
+        whole = seen_by_all(first, keys, ahead, CAUSAL, BLOCK_N)
 
     best = tl.full([BLOCK_M, BLOCK_N], float("-inf"), tl.float32)
     other = best  # of every second block
@@ -209,7 +208,7 @@ def mix(
     VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, ROOM: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Contexts of one block of queries from their listed keys. What it stores is as in `forward`, but that `most` is
-    there; threshold and total of rows with more keys are left alone. UNROLL: listed keys fetched at once."""
+    there; threshold and inverse of rows with more keys are left alone. UNROLL: listed keys fetched at once."""
     blocks = tl.cdiv(queries, BLOCK_M)
     block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads

@@ -1,6 +1,6 @@
-"""Passes over the keys of a block of queries, in which scores are computed anew (_forward.py).
+"""Passes over the keys of a block of queries, in which scores are computed anew (_forward.py, _peaks.py).
 
-Where most rows need a pass, blocks of keys before which all queries stand are not masked.
+Where most rows need a pass, blocks of keys behind which all queries stand are not masked.
 """
 
 # The parameters of kernels are written as Triton reads them: `tl.constexpr` is decided when a kernel is compiled.
@@ -16,9 +16,8 @@ from attnbench.attention.backends._blocks import (
     kept_in,
     rows_from,
     scores_at,
-    shift_of,
     sums_of,
-    weights_at,
+    weights_of,
 )
 from attnbench.attention.backends._classes import taken
 from attnbench.attention.transforms._climb import SETTLED, TOPK, step_of
@@ -183,11 +182,11 @@ def weight_of(
 
 @triton.jit
 def mixed(
-    context, through, mass_sum, part_sum, s, shift, t, e, v, drawn, first_query, first_key, keys, rate,
+    context, through, mass_sum, part_sum, s, centre, t, e, v, drawn, first_query, first_key, keys, rate,
     KIND: tl.constexpr, DROPOUT: tl.constexpr, GRADIENT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """What a block of keys adds to the contexts, and to what backward needs."""
-    mass, part = weights_at(s, t[:, None], shift[:, None], e, KIND)
+    mass, part = weights_of(s, t, centre, e, KIND)
     mass_sum += tl.sum(mass, 1)
     if KIND != TOPK:
         part_sum += tl.sum(part, 1)
@@ -210,7 +209,6 @@ def mixed_of(
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """Values mixed by weights, and by the part of these that the gradient goes through, and the sums of both."""
-    shift = shift_of(t, centre, e, KIND)
     context = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)
     through = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)
     mass_sum = tl.zeros([BLOCK_M], tl.float32)
@@ -220,7 +218,7 @@ def mixed_of(
         s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, False, CAUSAL, VALID, BLOCK_M, BLOCK_N)
         v = rows_from(values_of, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH, FULL)
         context, through, mass_sum, part_sum = mixed(
-            context, through, mass_sum, part_sum, s, shift, t, e, v, drawn, first, n, keys, rate,
+            context, through, mass_sum, part_sum, s, centre, t, e, v, drawn, first, n, keys, rate,
             KIND, DROPOUT, GRADIENT, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     for n in range(whole, end, BLOCK_N):
@@ -228,7 +226,7 @@ def mixed_of(
         s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
         v = rows_from(values_of, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH)
         context, through, mass_sum, part_sum = mixed(
-            context, through, mass_sum, part_sum, s, shift, t, e, v, drawn, first, n, keys, rate,
+            context, through, mass_sum, part_sum, s, centre, t, e, v, drawn, first, n, keys, rate,
             KIND, DROPOUT, GRADIENT, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     return context, through, mass_sum, part_sum

@@ -57,26 +57,29 @@ def peaks(
     t = tl.zeros([BLOCK_M], tl.float32)
     if KIND == TOPK:
         t, left, sure = kth_of(one, two, three, four, count, BLOCK_M)
+        unsure = rows & (sure == 0)
         high = centre  # `count` scores reach t, and fewer lie above high
-        going = tl.max((rows & (sure == 0)).to(tl.int32), 0)
+        going = tl.max(unsure.to(tl.int32), 0)
         for _ in range(ROUNDS):
             if going > 0:
                 middle = t + (high - t) * 0.5
-                over, over_middle, next_up, left = around_of(
+                over, over_middle, next_up, below = around_of(
                     q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, end, t, middle,
                     CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N,
                 )  # fmt: skip
-                low, far = rows & (over >= count), over_middle >= count
+                low, far = unsure & (over >= count), over_middle >= count
+                left = tl.where(unsure, below, left)
                 high = tl.where(far | (middle != middle), high, middle)
                 t = tl.where(low, tl.where(far, tl.maximum(next_up, middle), next_up), t)
                 going = tl.max(low.to(tl.int32), 0)
         t = halfway(left, t)
     else:
         t, sure = root_of(one, two, three, four, centre, e, KIND, BLOCK_M)
+        none = one  # of the scores of all keys, which no program holds
         if KIND == SPARSEMAX:  # noqa: SIM102 - decided when compiled, so not one condition
             if tl.max((rows & (sure == 0)).to(tl.int32), 0) > 0:
                 t = root_from(
-                    q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end, one, centre, t, e,
+                    q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end, none, centre, t, e,
                     KIND, CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, False, FULL,
                 )  # fmt: skip
 

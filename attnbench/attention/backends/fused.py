@@ -67,9 +67,11 @@ _TILES: dict[_Part | tuple[_Part, int], _Tile] = {
 }
 """By kernel, some by kind, for heads of at most 64 in half precision: the fastest of those measured on an H200."""
 _CLASSES: dict[int, int] = {0: 32, 1: 32, 2: 64}
-"""Of keys, by kind: how many four largest scores are kept for the first search of a row (_classes.py)."""
+"""Of how many classes of keys the four largest scores are kept, by kind, for a first search (_classes.py)."""
 _FEW = 32
 """The largest k of top-k that is searched for among them."""
+_FEWEST_CLASSES = 8
+"""The largest k of top-k that seldom has four of its keys in one class of 32."""
 
 
 def attend(
@@ -180,9 +182,10 @@ class _Attention(torch.autograd.Function):
         slope = torch.empty(out.shape, dtype=torch.float32, device=out.device) if grows and given.kind else excess
         sizes = _sizes(query, keys, values, "forward", given.kind)
         short = keys.shape[2] <= sizes["BLOCK_N"]
-        classes = 0 if short or given.room else min(_classes(given), sizes["BLOCK_N"])
+        classes = 0 if short or given.room else min(_classes(given, query.dtype), sizes["BLOCK_N"])
         if classes:
-            sizes = _sizes(query, keys, values, "peaks", given.kind)
+            held = _KINDS["entmax"] if classes > _CLASSES[given.kind] else given.kind
+            sizes = _sizes(query, keys, values, "peaks", held)
         threshold, most, inverse = excess.new_empty(3, batch, heads, rows) if grows or given.room else (excess,) * 3
         seed = excess if seed is None else seed
         mask = excess if valid is None else valid.expand(batch, -1).contiguous().view(torch.uint8)
@@ -298,10 +301,14 @@ def _lists(query: Tensor, room: int) -> _Listed:
     )
 
 
-def _classes(given: _Given) -> int:
-    """Of how many classes of keys the largest scores are kept; 0: more keys may have a weight than these tell."""
+def _classes(given: _Given, dtype: torch.dtype) -> int:
+    """Of how many classes of keys the largest scores are kept, at most; 0: more keys may have a weight than these tell,
+    or the scale turns scores about. In float32 as many as a tile has keys, since another width may round otherwise."""
     many = given.scale <= 0 or (given.kind == _KINDS["topk"] and given.k > _FEW)
-    return 0 if many else _CLASSES.get(given.kind, 0)
+    if many or given.kind not in _CLASSES:
+        return 0
+    dense = given.kind == _KINDS["topk"] and given.k > _FEWEST_CLASSES
+    return 64 if dense or interpreted() or dtype == torch.float32 else _CLASSES[given.kind]
 
 
 def _listed_sizes(query: Tensor, values: Tensor, given: _Given) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -337,7 +344,7 @@ def _fills(query: Tensor, values: Tensor, sizes: dict[str, Any]) -> bool:
     return query.shape[3] == sizes["WIDTH"] and values.shape[3] == sizes["VALUE_WIDTH"]
 
 
-def _sizes(query: Tensor, keys: Tensor, values: Tensor, part: _Part, kind: int = _KINDS["entmax"]) -> dict[str, Any]:
+def _sizes(query: Tensor, keys: Tensor, values: Tensor, part: _Part, kind: int) -> dict[str, Any]:
     """Tiles, warps and registers of one kernel; a product wants 16 of everything at least."""
     width, value_width = (max(16, 1 << (each.shape[3] - 1).bit_length()) for each in (query, values))
     exact = query.dtype == torch.float32
@@ -355,5 +362,7 @@ def _sizes(query: Tensor, keys: Tensor, values: Tensor, part: _Part, kind: int =
     if interpreted():
         return sizes
     warps = 8 if wide and not exact and rows * columns > 1 << 10 else 4
-    most = {"maxnreg": tile.registers} if tile.registers and torch.version.hip is None else {}
+    if torch.version.hip is not None:  # nothing of which was measured there
+        return {**sizes, "num_warps": warps, "num_stages": 2}
+    most = {"maxnreg": tile.registers} if tile.registers else {}
     return {**sizes, "num_warps": warps, "num_stages": tile.stages, **most}

@@ -27,7 +27,7 @@ WHOLE = {"slope", "threshold", "most", "inverse", "shift", "excess", "mean", "al
 NUMBERS = {"found", "crowded", "lists"}
 FIXED = {"CAUSAL": True, "VALID": True, "DROPOUT": True, "GRADIENT": True, "LEARNED": True, "WIDTH": 64,
          "VALUE_WIDTH": 64, "ROOM": 64, "PLAIN": False, "UNROLL": 4,
-         "KEEP": True, "ALL": False, "SHORT": False, "CLASSES": 16, "FULL": False, "EVEN": False}
+         "KEEP": True, "ALL": False, "SHORT": False, "FULL": False, "EVEN": False}
 WIDE = {"WIDTH": 128, "VALUE_WIDTH": 128, "BLOCK_M": 32}
 POINTERS = {
     "valid": "*u8", "keep": "*u8", "short": "*u8", "seed": "*i64",
@@ -61,9 +61,15 @@ build(_forward.forward, KIND={kind}, SHORT=True, ROOM=0, target={target}, **ship
 build(_backward.backward_short, KIND={kind}, target={target}, **shipped(128, 64, "short"))
 """
 _OF_64 = """
-build(_peaks.peaks, KIND={kind}, CLASSES=32, target=90, **shipped(64, 512, "peaks", kind={kind}))
-build(_backward.backward_query, KIND={kind}, ROOM=0, target=90, **shipped(64, 512, "query", kind={kind}))
-build(_backward.backward_key, KIND={kind}, ROOM=0, target=90, **shipped(64, 512, "key", kind={kind}))
+build(_peaks.peaks, KIND={kind}, CLASSES={classes}, target={target}, **shipped(64, 512, "peaks", kind={kind}))
+build(_backward.backward_query, KIND={kind}, ROOM=0, target={target}, **shipped(64, 512, "query", kind={kind}))
+build(_backward.backward_key, KIND={kind}, ROOM=0, target={target}, **shipped(64, 512, "key", kind={kind}))
+"""
+_WHOLE = """
+build(_peaks.peaks, KIND=1, CLASSES=32, target=90, FULL=True, VALID=False, **shipped(64, 512, "peaks", kind=1))
+build(_forward.forward, KIND=3, ROOM=0, target=90, FULL=True, VALID=False, **shipped(64, 512, "forward"))
+build(_backward.backward_query, KIND=3, ROOM=0, target=90, FULL=True, VALID=False, **shipped(64, 512, "query"))
+build(_backward.backward_key, KIND=3, ROOM=0, target=90, EVEN=True, VALID=False, **shipped(64, 512, "key"))
 """
 _LISTS = """
 build(_listed.choose, KIND={kind}, BLOCK_M=64, BLOCK_N=32)
@@ -73,6 +79,7 @@ build(_listed.spread, KIND={kind}, BLOCK_M=8)
 _IN_FLOAT32 = """
 build(_listed.choose, "*fp32", KIND={kind}, BLOCK_N=64, **WIDE)
 build(_forward.forward, "*fp32", KIND={kind}, **shipped(128, 512, "forward", torch.float32))
+build(_peaks.peaks, "*fp32", KIND={kind}, CLASSES=32, **shipped(128, 512, "peaks", torch.float32))
 build(_backward.backward_short, "*fp32", KIND={kind}, **shipped(128, 16, "short", torch.float32))
 build(_backward.backward_query, "*fp32", KIND={kind}, **shipped(128, 32, "query", torch.float32))
 """
@@ -88,16 +95,18 @@ for kernel in (_bounded_kernels.solve, _bounded_kernels.vjp):
 """
 
 _OF_BLOCKS = ["forward", "backward_query", "backward_key", "backward_short", "backward_key"]
+_OF_WHOLE = ["peaks", "forward", "backward_query", "backward_key"]
 _OF_HALF = ["peaks", "backward_query", "backward_key"]
 _OF_LISTS = ["choose", "mix", "spread"]
-_OF_FLOAT32 = ["choose", "forward", "backward_short", "backward_query"]
+_OF_FLOAT32 = ["choose", "forward", "peaks", "backward_short", "backward_query"]
 _OF_ROWS, _OF_SHORT, _OF_BOUNDED = ["weigh", "vjp"], ["forward", "backward_short"], ["solve", "vjp"]
 
 
 def test_the_kernels_compile_for_a_gpu(tmp_path):
     calls = [
         _LISTS.format(kind=0), _IN_FLOAT32.format(kind=0), _BLOCKS.format(kind=3), _LISTS.format(kind=2),
-        _OF_64.format(kind=0), _SHORT.format(kind=0, target=89), _SHORT.format(kind=3, target=90),
+        _OF_64.format(kind=0, classes=32, target=89), _OF_64.format(kind=2, classes=64, target=89), _WHOLE,
+        _SHORT.format(kind=0, target=89), _SHORT.format(kind=3, target=90),
         _ROWS.format(kind=0, rows=32, block=32), _ROWS.format(kind=3, rows=1, block=4096),
         _BOUNDED.format(kind=0), _BOUNDED.format(kind=1),
     ]  # fmt: skip
@@ -106,7 +115,8 @@ def test_the_kernels_compile_for_a_gpu(tmp_path):
         *_OF_FLOAT32,
         *_OF_BLOCKS,
         *_OF_LISTS,
-        *_OF_HALF,
+        *_OF_HALF * 2,
+        *_OF_WHOLE,
         *_OF_SHORT * 2,
         *_OF_ROWS * 2,
         *_OF_BOUNDED * 2,
