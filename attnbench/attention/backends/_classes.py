@@ -6,7 +6,7 @@ lies no higher: where they do not, a search goes on from it.
 """
 
 # The parameters of kernels are written as Triton reads them: `tl.constexpr` is decided when a kernel is compiled.
-# pyright: basic, reportOperatorIssue=false, reportArgumentType=false
+# pyright: basic, reportOperatorIssue=false, reportArgumentType=false, reportCallIssue=false
 from __future__ import annotations
 
 import triton

@@ -5,6 +5,7 @@ Where most rows need a pass, blocks of keys behind which all queries stand are n
 
 # The parameters of kernels are written as Triton reads them: `tl.constexpr` is decided when a kernel is compiled.
 # pyright: basic, reportOperatorIssue=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportGeneralTypeIssues=false
 from __future__ import annotations
 
 import triton

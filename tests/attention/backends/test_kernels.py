@@ -102,29 +102,27 @@ _OF_FLOAT32 = ["choose", "forward", "peaks", "backward_short", "backward_query"]
 _OF_ROWS, _OF_SHORT, _OF_BOUNDED = ["weigh", "vjp"], ["forward", "backward_short"], ["solve", "vjp"]
 
 
-def test_the_kernels_compile_for_a_gpu(tmp_path):
-    calls = [
-        _LISTS.format(kind=0), _IN_FLOAT32.format(kind=0), _BLOCKS.format(kind=3), _LISTS.format(kind=2),
-        _OF_64.format(kind=0, classes=32, target=89), _OF_64.format(kind=2, classes=64, target=89), _WHOLE,
-        _SHORT.format(kind=0, target=89), _SHORT.format(kind=3, target=90),
-        _ROWS.format(kind=0, rows=32, block=32), _ROWS.format(kind=3, rows=1, block=4096),
-        _BOUNDED.format(kind=0), _BOUNDED.format(kind=1),
-    ]  # fmt: skip
-    wanted = [
-        *_OF_LISTS,
-        *_OF_FLOAT32,
-        *_OF_BLOCKS,
-        *_OF_LISTS,
-        *_OF_HALF * 2,
-        *_OF_WHOLE,
-        *_OF_SHORT * 2,
-        *_OF_ROWS * 2,
-        *_OF_BOUNDED * 2,
-    ]
+CALLS = {
+    "lists, float32, blocks": [
+        (_LISTS.format(kind=0), _OF_LISTS), (_IN_FLOAT32.format(kind=0), _OF_FLOAT32),
+        (_BLOCKS.format(kind=3), _OF_BLOCKS), (_LISTS.format(kind=2), _OF_LISTS),
+    ],
+    "heads of 64, short rows, rows, bounds": [
+        (_OF_64.format(kind=0, classes=32, target=89), _OF_HALF), (_OF_64.format(kind=2, classes=64, target=89), _OF_HALF),
+        (_WHOLE, _OF_WHOLE), (_SHORT.format(kind=0, target=89), _OF_SHORT), (_SHORT.format(kind=3, target=90), _OF_SHORT),
+        (_ROWS.format(kind=0, rows=32, block=32), _OF_ROWS), (_ROWS.format(kind=3, rows=1, block=4096), _OF_ROWS),
+        (_BOUNDED.format(kind=0), _OF_BOUNDED), (_BOUNDED.format(kind=1), _OF_BOUNDED),
+    ],
+}  # fmt: skip
+"""What two processes build, each of which imports once."""
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_kernels_compile_for_a_gpu(name, tmp_path):
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", _BUILD + "".join(calls)]  # one process, which imports once
+    command = [sys.executable, "-c", _BUILD + "".join(call for call, _ in CALLS[name])]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert [name for name, _, _ in lines] == wanted
+    assert [kernel for kernel, _, _ in lines] == [kernel for _, made in CALLS[name] for kernel in made]
     assert all(int(shared) <= 99 << 10 for _, _, shared in lines)  # for one block; no GPU that they run on has less
