@@ -108,8 +108,9 @@ CALLS = {
         (_BLOCKS.format(kind=3), _OF_BLOCKS), (_LISTS.format(kind=2), _OF_LISTS),
     ],
     "heads of 64, short rows, rows, bounds": [
-        (_OF_64.format(kind=0, classes=32, target=89), _OF_HALF), (_OF_64.format(kind=2, classes=64, target=89), _OF_HALF),
-        (_WHOLE, _OF_WHOLE), (_SHORT.format(kind=0, target=89), _OF_SHORT), (_SHORT.format(kind=3, target=90), _OF_SHORT),
+        (_OF_64.format(kind=0, classes=32, target=89), _OF_HALF),
+        (_OF_64.format(kind=2, classes=64, target=89), _OF_HALF), (_WHOLE, _OF_WHOLE),
+        (_SHORT.format(kind=0, target=89), _OF_SHORT), (_SHORT.format(kind=3, target=90), _OF_SHORT),
         (_ROWS.format(kind=0, rows=32, block=32), _OF_ROWS), (_ROWS.format(kind=3, rows=1, block=4096), _OF_ROWS),
         (_BOUNDED.format(kind=0), _OF_BOUNDED), (_BOUNDED.format(kind=1), _OF_BOUNDED),
     ],
