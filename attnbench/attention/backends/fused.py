@@ -70,8 +70,8 @@ _CLASSES: dict[int, int] = {0: 32, 1: 32, 2: 64}
 """Of how many classes of keys the four largest scores are kept, by kind, for a first search (_classes.py)."""
 _FEW = 32
 """The largest k of top-k that is searched for among them."""
-_FEWEST_CLASSES = 8
-"""The largest k of top-k that seldom has four of its keys in one class of 32."""
+_SCATTERED = 8
+"""The largest k of top-k whose keys seldom share a class of 32 by fours."""
 
 
 def attend(
@@ -183,9 +183,9 @@ class _Attention(torch.autograd.Function):
         sizes = _sizes(query, keys, values, "forward", given.kind)
         short = keys.shape[2] <= sizes["BLOCK_N"]
         classes = 0 if short or given.room else min(_classes(given, query.dtype), sizes["BLOCK_N"])
-        if classes:
-            held = _KINDS["entmax"] if classes > _CLASSES[given.kind] else given.kind
-            sizes = _sizes(query, keys, values, "peaks", held)
+        if classes:  # a program of more classes than were measured wants more registers
+            measured = classes <= _CLASSES[given.kind]
+            sizes = _sizes(query, keys, values, "peaks", given.kind if measured else _KINDS["entmax"])
         threshold, most, inverse = excess.new_empty(3, batch, heads, rows) if grows or given.room else (excess,) * 3
         seed = excess if seed is None else seed
         mask = excess if valid is None else valid.expand(batch, -1).contiguous().view(torch.uint8)
@@ -307,7 +307,7 @@ def _classes(given: _Given, dtype: torch.dtype) -> int:
     many = given.scale <= 0 or (given.kind == _KINDS["topk"] and given.k > _FEW)
     if many or given.kind not in _CLASSES:
         return 0
-    dense = given.kind == _KINDS["topk"] and given.k > _FEWEST_CLASSES
+    dense = given.kind == _KINDS["topk"] and given.k > _SCATTERED
     return 64 if dense or interpreted() or dtype == torch.float32 else _CLASSES[given.kind]
 
 
