@@ -29,7 +29,8 @@ from attnbench.attention.transforms._climb import ENTMAX15, LOG2E, SMALL, SPARSE
 @triton.jit
 def _shift_of(t, centre, share, e, KIND: tl.constexpr):
     """What the weights of a row are computed from, beside its scores, in one step: one number for three, each of which
-    a program of keys would hold many times. Where scores lie beyond 1e6, whose digits end before 1, so do weights."""
+    a program of keys would hold many times. Its rounding is that of scores: of those beyond 1e6 weights lose digits, of
+    those beyond 1e7 all, and so do gradients."""
     if KIND == TOPK:
         return tl.log2(share) - centre * LOG2E
     below = -e * (centre + t)
@@ -51,8 +52,8 @@ def _weights(s, t, shift, share, e, KIND: tl.constexpr):
 
 @triton.jit
 def _moved(gain, part, middle):
-    """The gradient of a block's scores, but for the scale. What is no number among values or what came back makes no
-    number of the keys without a weight, too, as in the definition."""
+    """The gradient of a block's scores, but for the scale. NaN in a value or in what came back is NaN for keys without
+    a weight, too, as in the definition."""
     return part * (gain - middle)
 
 
@@ -207,15 +208,6 @@ def backward_key(
     if CAUSAL:  # queries from `clear` on stand behind all of these keys
         begin = tl.maximum(0, n - ahead) // BLOCK_M * BLOCK_M
         clear = tl.minimum(tl.cdiv(tl.maximum(0, n + BLOCK_N - 1 - ahead), BLOCK_M) * BLOCK_M, queries)
-    full = queries
-    if not EVEN:
-        full = tl.maximum(queries // BLOCK_M * BLOCK_M, clear)
-        for first in range(full, queries, BLOCK_M):
-            of_key, of_value = _of_queries(
-                of_key, of_value, k, v, queries_of, ups_of, threshold, shift, inverse, mean, found, qm, om, first, n,
-                queries, keys, width, value_width, ahead, scale, e, drawn, rate,
-                KIND, CAUSAL, DROPOUT, WIDTH, VALUE_WIDTH, BLOCK_M, BLOCK_N, ROOM, False,
-            )  # fmt: skip
     if CAUSAL:
         for first in range(begin, clear, BLOCK_M):
             of_key, of_value = _of_queries(
@@ -223,14 +215,14 @@ def backward_key(
                 queries, keys, width, value_width, ahead, scale, e, drawn, rate,
                 KIND, CAUSAL, DROPOUT, WIDTH, VALUE_WIDTH, BLOCK_M, BLOCK_N, ROOM, False,
             )  # fmt: skip
-    for first in range(clear, full, BLOCK_M):
+    for first in range(clear, queries, BLOCK_M):
         of_key, of_value = _of_queries(
             of_key, of_value, k, v, queries_of, ups_of, threshold, shift, inverse, mean, found, qm, om, first, n,
             queries, keys, width, value_width, ahead, scale, e, drawn, rate,
             KIND, False, DROPOUT, WIDTH, VALUE_WIDTH, BLOCK_M, BLOCK_N, ROOM, EVEN,
         )  # fmt: skip
     of_key = of_key * scale
-    if VALID:  # what another key gave is not asked of one that nobody looks at
+    if VALID:  # a key that nobody looks at has gradients of 0
         at = n + tl.arange(0, BLOCK_N)
         seen = (tl.load(valid + b * valid_b + at, mask=at < keys, other=0) != 0)[:, None]
         of_key, of_value = tl.where(seen, of_key, 0.0), tl.where(seen, of_value, 0.0)

@@ -303,7 +303,8 @@ def _lists(query: Tensor, room: int) -> _Listed:
 
 def _classes(given: _Given, dtype: torch.dtype) -> int:
     """Of how many classes of keys the largest scores are kept, at most; 0: more keys may have a weight than these tell,
-    or the scale turns scores about. In float32 as many as a tile has keys, since another width may round otherwise."""
+    or the scale turns scores about. As many as a tile has keys in float32 and in the interpreter, where another width
+    may round otherwise."""
     many = given.scale <= 0 or (given.kind == _KINDS["topk"] and given.k > _FEW)
     if many or given.kind not in _CLASSES:
         return 0

@@ -447,6 +447,7 @@ def test_more_ties_than_a_list_has_room_for_keep_their_weights_however_their_sco
     query, keys = torch.randn(1, 1, 64, 128, generator=drawing(0)), torch.randn(1, 1, 1, 128, generator=drawing(1))
     keys, values = keys.expand(-1, -1, 512, -1), torch.randn(1, 1, 512, 4, generator=drawing(2))
     found = fused.attend(query, keys, values, Fused("topk", 8), scale=128**-0.5)
+    assert listed
     close([found], [values.mean(2, keepdim=True).expand_as(found)])
 
 
