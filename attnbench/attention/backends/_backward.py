@@ -13,9 +13,6 @@ import triton.language as tl
 from attnbench.attention.backends._blocks import (
     PRECISION,
     alive_in,
-    drawn_for,
-    kept_at,
-    kept_in,
     kept_of_rows,
     mean_of,
     rows_from,
@@ -23,6 +20,7 @@ from attnbench.attention.backends._blocks import (
     scores_of,
     seen_by_all,
 )
+from attnbench.attention.backends._dropout import drawn_for, kept_at, kept_in
 from attnbench.attention.transforms._climb import ENTMAX15, LOG2E, SMALL, SPARSEMAX, TOPK, log_over_e, mass_at
 
 

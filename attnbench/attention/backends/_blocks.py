@@ -1,4 +1,4 @@
-"""Parts of the Triton kernels of fused.py: blocks of rows, of scores, and what dropout leaves of weights."""
+"""Parts of the Triton kernels of fused.py: blocks of rows, of scores and of weights."""
 
 # The parameters of kernels are written as Triton reads them: `tl.constexpr` is decided when a kernel is compiled.
 # pyright: basic, reportOperatorIssue=false, reportArgumentType=false
@@ -90,28 +90,6 @@ def sums_of(d, t, e, KIND: tl.constexpr):
     """Of the weights of each row, and of their parts."""
     mass, part = mass_of(d, t[:, None], e, KIND)
     return tl.sum(mass, 1), tl.sum(part, 1)
-
-
-@triton.jit
-def drawn_for(seed, bh, DROPOUT: tl.constexpr):
-    """What seeds the dropout of one head. seed: where it lies on the device, on which it is drawn for each call."""
-    drawn = bh
-    if DROPOUT:
-        drawn += tl.load(seed)
-    return drawn
-
-
-@triton.jit
-def kept_in(seed, first_query, first_key, keys, rate, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """What dropout multiplies the weights of a block by; the same wherever it is asked for."""
-    q = first_query + tl.arange(0, BLOCK_M)
-    k = first_key + tl.arange(0, BLOCK_N)
-    return kept_at(seed, q[:, None], k[None, :], keys, rate)
-
-
-@triton.jit
-def kept_at(seed, q, k, keys, rate):
-    return tl.where(tl.rand(seed, q * keys + k) >= rate, 1.0 / (1.0 - rate), 0.0)
 
 
 @triton.jit

@@ -16,7 +16,6 @@ import triton.language as tl
 from attnbench.attention.backends._blocks import (
     ROUNDS,
     alive_in,
-    drawn_for,
     halfway,
     rows_from,
     scores_of,
@@ -24,6 +23,7 @@ from attnbench.attention.backends._blocks import (
     store_rows,
 )
 from attnbench.attention.backends._classes import start_of
+from attnbench.attention.backends._dropout import drawn_for
 from attnbench.attention.backends._passes import (
     best_of,
     counts_of,

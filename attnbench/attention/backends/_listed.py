@@ -18,15 +18,14 @@ from attnbench.attention.backends._blocks import (
     PRECISION,
     ROUNDS,
     alive_in,
-    drawn_for,
     halfway,
-    kept_at,
     kept_of_rows,
     mean_of,
     rows_from,
     seen_by_all,
     sums_of,
 )
+from attnbench.attention.backends._dropout import drawn_for, kept_at
 from attnbench.attention.transforms._climb import SETTLED, TOPK, mass_of, step_of
 
 LEAST: tl.constexpr = tl.constexpr(-3.0e38)

@@ -14,13 +14,13 @@ import triton.language as tl
 from attnbench.attention.backends._blocks import (
     PRECISION,
     ROUNDS,
-    kept_in,
     rows_from,
     scores_at,
     sums_of,
     weights_of,
 )
 from attnbench.attention.backends._classes import taken
+from attnbench.attention.backends._dropout import kept_in
 from attnbench.attention.transforms._climb import SETTLED, TOPK, step_of
 
 

@@ -14,13 +14,13 @@ import triton.language as tl
 
 from attnbench.attention.backends._blocks import (
     ROUNDS,
-    drawn_for,
     halfway,
     rows_from,
     seen_by_all,
     store_rows,
 )
 from attnbench.attention.backends._classes import kth_of, root_of
+from attnbench.attention.backends._dropout import drawn_for
 from attnbench.attention.backends._passes import around_of, largest_of, mixed_of, root_from
 from attnbench.attention.transforms._climb import ENTMAX15, SETTLED, SPARSEMAX, TOPK, step_of
 

@@ -104,7 +104,7 @@ def attend(
     else:
         excess = _constant(max(LEAST, _EXCESS.get(transform.kind, excess)), heads, query.device)
     # drawn on the device, or a call that is recorded would drop the same weights whenever it is played
-    seed = torch.randint(1 << 30, (1,), device=query.device) if dropout else None
+    seed = torch.randint(1 << 62, (1,), device=query.device) if dropout else None
     given = _Given(
         _KINDS[transform.kind], transform.k or _ALL, scale, causal, dropout, _room(transform, query, keys, scale)
     )
