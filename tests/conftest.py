@@ -35,6 +35,7 @@ _ROOT = "ATTNBENCH_TESTS"
 
 def pytest_configure(config: pytest.Config) -> None:
     """No test reads or fills the user's cache: each process has its own; compiled code is shared."""
+    pytest.register_assert_rewrite("fused_laws")  # what fails in tests/cases says what it found, too
     if _ROOT not in os.environ:
         os.environ[_ROOT] = tempfile.mkdtemp(prefix="attnbench-tests-")
         config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(_ROOT), ignore_errors=True))

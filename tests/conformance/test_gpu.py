@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from typing import Any
 
+import model_cases as laws
 import pytest
 import torch
+import training_cases as steps
 
 from attnbench.attention.scores import additive
 from attnbench.core.tree import map_batch
@@ -20,18 +20,6 @@ from attnbench.train.runtime import Runtime
 from attnbench.train.step import accumulate, clip
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-
-
-def neighbour(path: str) -> Any:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, Path(__file__).parent / path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-laws, steps = neighbour("test_models.py"), neighbour("../train/test_step.py")
 
 
 def moved(tree: Any) -> Any:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
+import model_cases as laws
 import pytest
 import torch
 
@@ -28,17 +27,6 @@ from attnbench.train.recorded import Recorded, accumulator, records
 from attnbench.train.runtime import Runtime
 from attnbench.train.step import accumulate, gradients
 
-
-def neighbour(path: str) -> Any:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, Path(__file__).parent / path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-laws = neighbour("../conformance/test_models.py")
 CPU = Runtime(torch.device("cpu"))
 
 

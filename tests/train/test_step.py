@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from training_cases import ATTENTION, WORDS, a_batch
 
 from attnbench.core import native
 from attnbench.core.ragged import Ragged
-from attnbench.data.base import Batch
 from attnbench.models.base import Sizes, models
 from attnbench.tasks import pairs
 from attnbench.tasks.base import tasks
@@ -24,7 +24,6 @@ from attnbench.train.step import accumulate, clip
 CPU = Runtime(torch.device("cpu"))
 ASKING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
-WORDS = 50
 PACKAGE = Path(native.__file__).parents[1]
 
 
@@ -43,27 +42,6 @@ class Watch(TorchDispatchMode):
             ours = [frame for frame in traceback.extract_stack() if Path(frame.filename).is_relative_to(PACKAGE)]
             self.asked.append(f"{name} at " + (f"{ours[-1].filename}:{ours[-1].lineno}" if ours else "elsewhere"))
         return func(*args, **(kwargs or {}))
-
-
-def a_batch() -> Batch:
-    draw = torch.Generator().manual_seed(0)
-    words = torch.randint(5, WORDS, (4, 12), generator=draw)
-    source_valid = torch.arange(12) < torch.tensor([12, 4, 6, 9])[:, None]
-    target_valid = torch.arange(12) < torch.tensor([3, 9, 12, 7])[:, None]
-    return Batch(words, source_valid, words, words, target_valid, torch.arange(4))
-
-
-DENSE_CROSS = {"cross": {"transform": "softmax", "pattern": "full"}}
-ATTENTION: dict[str, Any] = {
-    "softmax": {},
-    "top-k": {"default": {"transform": "topk", "budget": 4}},
-    "top-k out of window": {"default": {"transform": "topk_oow", "budget": 4}, **DENSE_CROSS},
-    **{
-        name: {"default": {"pattern": name, "budget": 4}, **DENSE_CROSS}
-        for name in ("window", "dilated", "block", "global")  # those that draw ask for their draw
-    },
-    "fixed memory": {"cross": {"module": {"kind": "fixed_memory", "slots": 4}}},
-}
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])

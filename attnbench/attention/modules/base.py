@@ -69,7 +69,8 @@ class Attention(nn.Module, ABC):
 
 
 class SelfAttention(Attention):
-    """Attention over a sequence that grows: its Memory can be a cache."""
+    """Attention over a sequence that grows: its Memory can be a cache, of which rows stand in dimension 0 and positions
+    in dimension 2 of keys and values, and nothing else hangs on the sequence: so a beam moves them."""
 
     @abstractmethod
     def allocate(self, rows: int, capacity: int, like: Tensor) -> Memory:

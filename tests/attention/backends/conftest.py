@@ -1,10 +1,12 @@
-"""What the tests of kernels share: an interpreter of Triton's that wastes less of their time."""
+"""What the tests of kernels share: an interpreter of Triton's that wastes less of their time, and the device."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from attnbench.attention.backends import fused
 
@@ -34,3 +36,10 @@ def _language_made_ready_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", begin)
     monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", call)
+
+
+@pytest.fixture
+def on_device() -> Iterator[None]:
+    """Tensors are made where the kernels run."""
+    with torch.device("cpu" if fused.interpreted() else "cuda"):
+        yield

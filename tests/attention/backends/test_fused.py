@@ -5,9 +5,21 @@ With TRITON_INTERPRET=0 the same tests run on the GPU itself.
 
 from __future__ import annotations
 
-import numpy as np
+import fused_laws as laws
 import pytest
 import torch
+from fused_laws import (
+    DEVICE,
+    TRANSFORMS,
+    Watched,
+    allowed,
+    both,
+    close,
+    defined,
+    drawing,
+    given,
+    products_of_equal_keys_are_equal,
+)
 from torch import nn
 
 from attnbench.attention.backends import fused
@@ -21,83 +33,13 @@ from attnbench.attention.transforms.base import Fused, transforms
 from attnbench.attention.types import Dims, Memory, Positions
 from attnbench.core.errors import MissingExtraError
 
-pytestmark = [
-    pytest.mark.skipif(fused.kernels() is None, reason="Triton is not installed"),
-    pytest.mark.skipif(
-        not fused.interpreted() and not torch.cuda.is_available(), reason="TRITON_INTERPRET is off and there is no GPU"
-    ),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, for the divisions by 0 of rows without a key
-]
-DEVICE = "cpu" if fused.interpreted() else "cuda"
-TRANSFORMS = {
-    "softmax": (Fused("softmax"), build_transform("softmax")),
-    "topk": (Fused("topk", 3), build_transform("topk", k=3)),
-    "topk, k = 1": (Fused("topk", 1), build_transform("topk", k=1)),
-    "sparsemax": (Fused("sparsemax"), build_transform("sparsemax")),
-    "entmax15": (Fused("entmax15"), build_transform("entmax15")),
-    "entmax, alpha = 1.2": (Fused("entmax", excess=0.2), build_transform("entmax", alpha=1.2)),
-    # nearer to 2, gradients at the edge of the support hang on the last digit of a score
-    "entmax, alpha = 1.6": (Fused("entmax", excess=0.6), build_transform("entmax", alpha=1.6)),
-}
-
-
-@pytest.fixture(autouse=True)
-def _device():
-    with torch.device(DEVICE):
-        yield
-
-
-def drawing(seed):
-    return torch.Generator(DEVICE).manual_seed(seed)
-
-
-def given(shape, dtype=torch.float32, seed=0):
-    """Query, keys and values of [B, H, Q, K, E, E2]; scores reach over some units."""
-    batch, heads, queries, keys, width, value_width = shape
-    generator = drawing(seed)
-    sizes = ((queries, width, 2.0), (keys, width, 1.0), (keys, value_width, 1.0))
-    drawn = [scale * torch.randn(batch, heads, n, wide, generator=generator) for n, wide, scale in sizes]
-    return [each.to(dtype).requires_grad_() for each in drawn]
-
-
-def allowed(queries, keys, valid, causal):
-    may = torch.ones(1, 1, queries, keys, dtype=torch.bool)
-    if causal:
-        may = may.tril(keys - queries)
-    return may if valid is None else may & valid[:, None, None]
-
-
-def defined(query, keys, values, transform, scale, valid, causal):
-    found = transform(query @ keys.mT * scale, valid=allowed(query.shape[2], keys.shape[2], valid, causal))
-    return found @ values
-
-
-def both(name, states, *, scale=0.5, valid=None, causal=False):
-    """Context and gradients of the kernels, and of the definition."""
-    kernel, transform = TRANSFORMS[name]
-    upstream = torch.randn(*states[0].shape[:3], states[2].shape[3], generator=drawing(9))
-    made = []
-    for function in (
-        lambda: fused.attend(*states, kernel, scale=scale, valid=valid, causal=causal),
-        lambda: defined(*states, transform, scale, valid, causal),
-    ):
-        context = function()
-        made.append([context.detach(), *torch.autograd.grad(context, states, upstream)])
-    return made
-
-
-def close(found, wanted, tolerance=5e-5):
-    for mine, theirs in zip(found, wanted, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
+pytestmark = laws.NEEDED
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("masked", [False, True])
 def test_values_and_gradients_over_several_blocks(name, masked):
-    valid = torch.ones(2, 70, dtype=torch.bool)
-    valid[0, 50:], valid[1, :3], valid[1, 20:30] = False, False, False
-    states = given((2, 1, 70, 70, 24, 40))
-    close(*both(name, states, valid=valid if masked else None, causal=masked))
+    laws.values_and_gradients_over_several_blocks(name, masked)
 
 
 @pytest.mark.parametrize("name", ["softmax", "topk", "sparsemax", "entmax15", "entmax, alpha = 1.2"])
@@ -189,45 +131,22 @@ def test_near_sparsemax_contexts_are_as_exact_and_gradients_but_for_the_edge_of_
     ],
 )  # fmt: skip
 def test_any_shape(name, shape, causal):
-    close(*both(name, given(shape), scale=shape[4] ** -0.5, causal=causal))
+    laws.any_shape(name, shape, causal)
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_rows_without_a_key_are_zero(name):
-    valid = torch.tensor([[True] * 6, [False] * 6])
-    found, wanted = both(name, given((2, 1, 6, 6, 4, 4)), valid=valid)
-    close(found, wanted)
-    for each in found:
-        assert torch.equal(each[1], torch.zeros_like(each[1]))
-
-
-def products_of_equal_keys_are_equal():
-    query, key = torch.randn(64, 128, generator=drawing(0)), torch.randn(1, 128, generator=drawing(1))
-    found = np.matmul(query.numpy(), key.expand(64, -1).numpy().T.copy())
-    return bool((found == found[:, :1]).all())
+    laws.rows_without_a_key_are_zero(name)
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_equal_scores_share_alike(name):
-    states = given((1, 1, 5, 40, 4, 4))
-    with torch.no_grad():
-        for each in states[:2]:
-            each.round_()  # or a processor's products of equal keys may differ in their last digit
-        states[1][:] = states[1][:, :, :1]
-        states[0][0, 0, 2] = 0
-    close(*both(name, states))
+    laws.equal_scores_share_alike(name)
 
 
 @pytest.mark.parametrize("k", [2, 3, 7, 40, 90])
 def test_keys_that_tie_with_the_kth_are_all_kept(k):
-    states = given((1, 2, 20, 40, 4, 4))
-    with torch.no_grad():
-        for each in states[:2]:
-            each.round_()
-    kernel, transform = Fused("topk", k), build_transform("topk", k=k)
-    wanted = defined(*states, transform, 0.5, None, False)
-    found = fused.attend(*states, kernel, scale=0.5)
-    close([found], [wanted])
+    laws.keys_that_tie_with_the_kth_are_all_kept(k)
 
 
 def test_scores_that_differ_in_their_last_digit_alone_are_told_apart():
@@ -242,17 +161,7 @@ def test_scores_that_differ_in_their_last_digit_alone_are_told_apart():
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("strange", [torch.nan, torch.inf])
 def test_what_is_no_number_spoils_its_row_alone_and_masked_it_spoils_none(name, strange):
-    kernel, _ = TRANSFORMS[name]
-    query, keys, values = (each.detach() for each in given((2, 1, 4, 9, 4, 4)))
-    query[0, 0, 1, 0] = strange
-    valid = torch.ones(2, 9, dtype=torch.bool)
-    valid[1, 5] = False
-    alone = fused.attend(query, keys, values, kernel, scale=0.5, valid=valid)
-    keys[1, 0, 5] = torch.nan
-    found = fused.attend(query, keys, values, kernel, scale=0.5, valid=valid)
-    assert bool(found[0, 0, 1].isnan().all())
-    assert int(found.isnan().any(-1).sum()) == 1
-    assert torch.equal(found[1], alone[1])
+    laws.what_is_no_number_spoils_its_row_alone_and_masked_it_spoils_none(name, strange)
 
 
 @pytest.mark.parametrize("name", ["topk", "sparsemax", "entmax15", "entmax, alpha = 1.2"])
@@ -335,31 +244,7 @@ def test_a_score_far_below_the_others_leaves_the_kth_where_it_is():
     ("topk", 40), ("sparsemax", 40), ("entmax, alpha = 1.2", 40), ("topk", 96), ("entmax15", 96),
 ])  # fmt: skip
 def test_dropout_scales_what_it_keeps_and_backward_meets_the_same_draw(name, length):
-    kernel, transform = TRANSFORMS[name]
-    query, keys, _ = given((2, 1, length, length, 8, 1))
-    everything = torch.eye(length).expand(2, 1, length, length)
-    values = torch.randn(2, 1, length, 6, generator=drawing(7)).requires_grad_()
-
-    def run(held):
-        torch.manual_seed(3)
-        return fused.attend(query, keys, held, kernel, scale=0.5, causal=True, dropout=0.25)
-
-    weights = transform(query @ keys.mT * 0.5, valid=allowed(length, length, None, True))
-    with torch.no_grad():
-        dropped = run(everything)  # the weights themselves
-        kept = torch.where(weights > 1e-6, dropped / weights, 0.0)
-    some = weights > 1e-6
-    assert bool((((kept - 4 / 3).abs() < 1e-3) | (kept == 0))[some].all())
-    if name != "topk":
-        assert float((kept[some] == 0).float().mean()) == pytest.approx(0.25, abs=0.08)
-    wanted = (weights * (dropped > 0) / 0.75) @ values
-    found, upstream = run(values), torch.randn(2, 1, length, 6, generator=drawing(8))
-    close([found], [wanted])
-    inputs = [query, keys, values]
-    tolerance = 1e-4 if fused.interpreted() else 5e-4  # a GPU's exp and log are short of some digits
-    close(torch.autograd.grad(found, inputs, upstream), torch.autograd.grad(wanted, inputs, upstream), tolerance)
-    torch.manual_seed(4)
-    assert not torch.equal(fused.attend(query, keys, values, kernel, scale=0.5, causal=True, dropout=0.25), found)
+    laws.dropout_scales_what_it_keeps_and_backward_meets_the_same_draw(name, length)
 
 
 def test_no_rows_and_no_keys():
@@ -371,99 +256,6 @@ def test_no_rows_and_no_keys():
     context = fused.attend(some, empty, empty, Fused("sparsemax"), scale=1.0)
     context.sum().backward()
     assert not context.any()
-
-
-@pytest.fixture
-def listed(monkeypatch):
-    """Every row goes by lists, however short; how often they were made."""
-    made = []
-    monkeypatch.setattr(fused, "LONG", dict.fromkeys(fused.LONG, 1))
-    monkeypatch.setattr(fused, "FEWEST", 1)
-    monkeypatch.setattr(fused, "_lists", lambda *given, make=fused._lists: made.append(make(*given)) or made[-1])
-    return made
-
-
-LISTED = ["topk", "sparsemax", "entmax15"]
-
-
-@pytest.mark.parametrize("name", LISTED)
-@pytest.mark.parametrize("masked", [False, True])
-def test_lists_give_the_same(name, masked, listed):
-    test_values_and_gradients_over_several_blocks(name, masked)
-    assert len(listed) == 1
-    assert int(listed[0].found.max()) < 70
-
-
-@pytest.mark.parametrize("name", LISTED)
-def test_lists_of_strange_rows(name, listed):
-    test_rows_without_a_key_are_zero(name)
-    test_equal_scores_share_alike(name)
-    test_what_is_no_number_spoils_its_row_alone_and_masked_it_spoils_none(name, torch.nan)
-    test_what_is_no_number_spoils_its_row_alone_and_masked_it_spoils_none(name, torch.inf)
-    assert len(listed) == 6
-
-
-@pytest.mark.parametrize(
-    "shape", [(1, 1, 1, 1, 1, 1), (3, 2, 1, 37, 16, 8), (1, 1, 33, 65, 64, 17), (1, 1, 3, 140, 8, 8)]
-)
-def test_lists_of_any_shape(shape, listed):
-    test_any_shape("topk", shape, causal=False)
-    test_any_shape("entmax15", shape, causal=True)
-    assert len(listed) == 2
-
-
-@pytest.mark.parametrize("k", [2, 7, 32])
-def test_lists_keep_all_keys_that_tie(k, listed):
-    test_keys_that_tie_with_the_kth_are_all_kept(k)
-    assert len(listed) == 1
-
-
-@pytest.mark.parametrize("name", ["topk", "sparsemax"])
-def test_dropout_on_lists(name, listed):
-    test_dropout_scales_what_it_keeps_and_backward_meets_the_same_draw(name, 40)
-    assert listed
-
-
-@pytest.mark.parametrize(("name", "causal"), [("topk", True), ("entmax15", False)])
-def test_rows_with_more_keys_than_their_lists_have_room_for(name, causal, listed, monkeypatch):
-    """Some rows of one block are listed, some are not, and one head is listed whole."""
-    monkeypatch.setattr(fused, "_ROOM", dict.fromkeys(fused._ROOM, 16))
-    states = given((2, 1, 70, 70, 8, 8))
-    with torch.no_grad():
-        states[0][0, 0, ::3] = 0  # scores that are all alike
-        states[0][1] *= 20
-    close(*both(name, states, causal=causal), 1e-4)
-    crowded = listed[0].found > 16
-    assert bool(crowded[0, 0].any())
-    assert not bool(crowded[0, 0].all())
-    assert bool(listed[0].crowded[0, 0])
-    assert not bool(listed[0].crowded[1].any())
-
-
-def test_more_ties_than_a_list_has_room_for_keep_their_weights_however_their_scores_are_rounded(listed):
-    """Two kernels with tiles of their own round one score to two numbers."""
-    if fused.interpreted() and not products_of_equal_keys_are_equal():
-        pytest.skip("on this processor numpy's products of one query with equal keys differ in their last digit")
-    query, keys = torch.randn(1, 1, 64, 128, generator=drawing(0)), torch.randn(1, 1, 1, 128, generator=drawing(1))
-    keys, values = keys.expand(-1, -1, 512, -1), torch.randn(1, 1, 512, 4, generator=drawing(2))
-    found = fused.attend(query, keys, values, Fused("topk", 8), scale=128**-0.5)
-    assert listed
-    close([found], [values.mean(2, keepdim=True).expand_as(found)])
-
-
-def test_which_rows_are_listed():
-    query, long, short = (torch.randn(1, 1, count, 4) for count in (64, fused.LONG["topk"], fused.LONG["topk"] - 1))
-    assert fused._room(Fused("topk", 8), query, long, 1.0)
-    assert not fused._room(Fused("topk", 8), query, short, 1.0)
-    assert not fused._room(Fused("topk", 8), query[:, :, 1:], long, 1.0)
-    assert not fused._room(Fused("topk", 33), query, long, 1.0)
-    assert not fused._room(Fused("softmax"), query, long, 1.0)
-    assert not fused._room(Fused("topk", 8), query, long, -1.0)
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert not fused._room(Fused("topk", 8), query, long, 1.0)
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 def site(transform, backend, **more):
@@ -584,17 +376,6 @@ def test_in_float32_wide_heads_go_back_in_one_kernel_where_it_fits_a_smaller_gpu
     monkeypatch.setattr(backward, "backward_short", Watched(backward.backward_short, called))
     close(*both("topk", given((1, 1, 20, keys, 128, 16)), scale=128**-0.5))
     assert called == at_once
-
-
-class Watched:
-    """A kernel, and a note of each time that it is run."""
-
-    def __init__(self, kernel, called):
-        self.kernel, self.called = kernel, called
-
-    def __getitem__(self, grid):
-        self.called.append(True)
-        return self.kernel[grid]
 
 
 @pytest.mark.parametrize("name", ["sparsemax", "entmax, alpha = 1.2"])
