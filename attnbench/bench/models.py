@@ -57,6 +57,8 @@ QUANTIZED = ", int8"
 """After the name of a transform: searched with products of whole numbers of 8 bits."""
 DEFINED = " (dense)"
 """After the name of a transform: as it is defined, not as `auto` has it on a GPU."""
+_SETTLED = 2
+"""Calls before those that are timed, where updates are recorded: the third batch of a shape is."""
 
 
 def compared(device: torch.device) -> list[str]:
@@ -66,21 +68,21 @@ def compared(device: torch.device) -> list[str]:
 
 
 def build(
-    size: str, site: Mapping[str, Any], device: torch.device, roles: Iterable[Role] | None = None
+    size: str, site: Mapping[str, Any], device: torch.device, roles: Iterable[Role] | None = None, **more: Any
 ) -> Seq2SeqModel:
-    """A Transformer of that size with the same stages at every site, or at these."""
+    """A Transformer of that size with the same stages at every site, or at these. more: other fields of it."""
     torch.manual_seed(0)
-    spec = fields_of(size, attention={role: dict(site) for role in roles or ("default",)})
+    spec = fields_of(size, attention={role: dict(site) for role in roles or ("default",)}, **more)
     return spec.build(Sizes(WORDS, WORDS, True, PAD)).to(device)
 
 
-def _named(size: str, name: str, device: torch.device, *, defined: bool = False) -> Seq2SeqModel:
-    """defined: whatever is named, with the same weights."""
+def _named(size: str, name: str, device: torch.device, *, defined: bool = False, **more: Any) -> Seq2SeqModel:
+    """defined: whatever is named, with the same weights. more: fields of the model."""
     backend = {"backend": "dense"} if defined or name.endswith(DEFINED) else {}
     if name in PATTERNS:
         roles = patterns.get(PATTERNS[name]["kind"]).roles
-        return build(size, {"pattern": PATTERNS[name], **backend}, device, roles)
-    return build(size, {"transform": TRANSFORMS[name.removesuffix(DEFINED)], **backend}, device)
+        return build(size, {"pattern": PATTERNS[name], **backend}, device, roles, **more)
+    return build(size, {"transform": TRANSFORMS[name.removesuffix(DEFINED)], **backend}, device, **more)
 
 
 def fields_of(size: str, **more: Any) -> TransformerSpec:
@@ -139,16 +141,25 @@ def training(size: str, transform: str, count: int, runtime: Runtime) -> Case:
     gradients_of = accumulator(bound, model, SMOOTHING, runtime, _pool() if recording else None)
 
     def check() -> float:
-        return _off_definition(bound, model, given[0], runtime)
+        """How far what is timed lies from torch operations in float32 (_apart); in half precision, how much farther
+        than those do in it: there a last digit decides which keys have a weight."""
+        made, defined = (_named(size, transform, runtime.device, defined=each, dropout=0.0) for each in (False, True))
+        own = accumulator(bound, made, SMOOTHING, runtime, _pool() if recording else None)
+        found = _slopes(made, own, given[0], 1 + _SETTLED if recording else 0)
+        wanted = _slopes(defined, _definition(bound, defined, Runtime(runtime.device)), given[0])
+        if runtime.precision == "fp32":
+            return _apart(found, wanted)
+        rounded = _slopes(defined, _definition(bound, defined, runtime), given[0])
+        return float(torch.tensor([_apart(found, wanted) - _apart(rounded, wanted), 0.0]).max())
 
     tokens = sum(bound.count(batch) for batch in given)
 
     def cost() -> float:
-        return operations(lambda: update(lambda some: accumulate(bound, model, some, SMOOTHING, runtime)))
+        defined = _named(size, transform, runtime.device, defined=True).train()
+        return operations(lambda: [accumulate(bound, defined, [batch], SMOOTHING, runtime) for batch in given])
 
     run = lambda: update(gradients_of)  # noqa: E731
-    # the third batch of a shape is recorded, and that is not what is timed
-    return Case(size, transform, run, tokens, check, cost, settle=2 if recording else 0)
+    return Case(size, transform, run, tokens, check, cost, settle=_SETTLED if recording else 0)
 
 
 @functools.cache
@@ -157,27 +168,47 @@ def _pool() -> Any:
     return torch.cuda.graph_pool_handle()
 
 
-def _off_definition(bound: Task, model: Seq2SeqModel, batch: Batch, runtime: Runtime) -> float:
-    """How far the loss, and the gradient's length and direction, lie from those of torch operations in float32, as
-    parts of 1; dropout left out."""
+def _definition(bound: Task, model: Seq2SeqModel, runtime: Runtime) -> Accumulate:
+    """Gradients by torch operations."""
 
-    def measured(place: Runtime) -> tuple[float, torch.Tensor]:
-        model.zero_grad()
-        totals, tokens = accumulate(bound, model, [batch], SMOOTHING, place)
-        return totals[0].item() / tokens, torch.cat(
-            [each.grad.flatten() for each in model.parameters() if each.grad is not None]
-        )
+    def gradients_of(batches: list[Any]) -> tuple[torch.Tensor, int]:
+        with native.off():
+            return accumulate(bound, model, batches, SMOOTHING, runtime)
 
-    model.eval()
-    with native.off():
-        wanted, slope = measured(Runtime(runtime.device))
-    found, near = measured(runtime)
-    model.zero_grad()
+    return gradients_of
+
+
+def _slopes(
+    model: Seq2SeqModel, gradients_of: Accumulate, batch: Batch, before: int = 0
+) -> tuple[float, dict[str, torch.Tensor]]:
+    """The loss of a token, and the gradient of each parameter. before: so many calls, as before what is timed."""
     model.train()
-    direction = 1 - torch.nn.functional.cosine_similarity(near.double(), slope.double(), dim=0)
-    length = near.double().norm() / slope.double().norm() - 1
-    apart = torch.tensor([abs(found - wanted) / wanted, abs(float(length)), float(direction)])
-    return float(apart.max())  # which keeps a NaN, wherever it stands
+    for _ in range(before):
+        gradients_of([batch])
+    model.zero_grad()
+    totals, tokens = gradients_of([batch])
+    loss = totals[0].item() / tokens
+    return loss, {name: _slope(each).double() for name, each in model.named_parameters()}
+
+
+def _slope(parameter: torch.nn.Parameter) -> torch.Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def _apart(found: tuple[float, dict[str, torch.Tensor]], wanted: tuple[float, dict[str, torch.Tensor]]) -> float:
+    """How far losses and gradients lie apart, as parts of 1: losses, the length and the direction of the whole gradient
+    (1 - cosine, which is half the square of a small difference), and a tenth of half that square for each parameter. A
+    gradient shorter than a hundredth of what it would be, were all alike, is measured by that: those of keys' biases
+    are 0 but for rounding."""
+    (loss, mine), (right, theirs) = found, wanted
+    near, slope = (torch.cat([each.flatten() for each in slopes.values()]) for slopes in (mine, theirs))
+    alike = slope.norm() / len(slope) ** 0.5
+    apart = [abs(loss / right - 1), abs(float(near.norm() / slope.norm()) - 1)]
+    apart.append(1 - float(torch.nn.functional.cosine_similarity(near, slope, dim=0)))
+    for name, each in theirs.items():
+        least = alike * each.numel() ** 0.5 / 100
+        apart.append(float(((mine[name] - each).norm() / torch.maximum(each.norm(), least)) ** 2) / 20)
+    return float(torch.tensor(apart, dtype=torch.float64).max())  # which keeps a NaN, wherever it stands
 
 
 class _Flops(TorchDispatchMode):
@@ -195,7 +226,7 @@ class _Flops(TorchDispatchMode):
 
 
 def operations(run: Callable[[], object]) -> float:
-    """Of the products of a call as torch makes them; its attention of one call on a processor is not counted."""
+    """Of the products of a call as torch makes them."""
     with _Flops() as counter:
         run()
     return counter.total
@@ -234,26 +265,31 @@ def decoding(size: str, transform: str, load: Load, runtime: Runtime) -> Case:
 
     def check() -> float:
         """How far the scores of the best outputs lie from those of the definition in plain torch operations, as a part
-        of them: see `_together`. One output in fifty may be another one, parted at a close call; in half precision and
-        in 8 bits, where many are, the definition scores the outputs that were found, in float32 or in 8 bits, and the
-        mean of all counts."""
+        of them: see `_together`. One output in fifty may be another one, parted at a close call: the definition scores
+        what was found then, as it scores all in half precision and in 8 bits, where many are others; there the mean
+        counts, and by how much their mean is worse than that of the outputs that the definition finds."""
         special = SpecialIds(bos=BOS, eos=NO_TOKEN, pad=PAD)
         plain = _named(size, transform.removesuffix(QUANTIZED), runtime.device, defined=True).eval()
         if quantized:
             with native.off():  # as it is defined
                 pack(plain, quantized)
-        found = run()
-        if any(len(best.tokens) != STEPS for best in found.values()):  # the work that is told
+        made = run()
+        found = [made[row] for row in range(load.rows)]
+        if any(len(best.tokens) != STEPS for best in found):  # the work that is told
             return float("inf")
-        if runtime.precision != "fp32" or quantized:
-            return _off_scores(plain, batch, [found[row] for row in range(load.rows)])
         with native.off(), torch.no_grad():
             wanted = [best for best, *_ in search(plain, source_of(batch), special)]
-        pairs = [(best, wanted[row]) for row, best in found.items()]
-        apart = [abs(best.score / right.score - 1) for best, right in pairs]
-        alike = [each for each, (best, right) in zip(apart, pairs, strict=True) if best.tokens == right.tokens]
-        parted = len(pairs) - len(alike)
-        return _together(alike) if parted <= len(pairs) // 50 else float(torch.tensor(apart).max())
+        scored = _off_scores(plain, batch, found)
+        if runtime.precision != "fp32" or quantized:
+            worse = 1 - sum(best.score for best in wanted) / sum(best.score for best in found)  # scores are negative
+            return float(torch.tensor([sum(scored) / len(scored), worse]).max())
+        pairs = list(zip(found, wanted, strict=True))
+        parted = [best.tokens != right.tokens for best, right in pairs]
+        apart = [
+            off if other else abs(best.score / right.score - 1)
+            for off, other, (best, right) in zip(scored, parted, pairs, strict=True)
+        ]
+        return _together(apart) if sum(parted) <= len(pairs) // 50 else float("inf")
 
     def cost() -> float:
         return _of_decoding(size, load, runtime.device, WORDS, STEPS)
@@ -273,14 +309,14 @@ def _of_decoding(size: str, load: Load, device: torch.device, words: int, steps:
         return operations(lambda: list(searches.parse(raw).build()(model, source_of(load.sources(device)), special)))
 
 
-def _off_scores(plain: Seq2SeqModel, batch: Batch, found: list[Hypothesis]) -> float:
-    """How far the log-probabilities of outputs lie from those that the model gives them, as parts of them; the mean."""
+def _off_scores(plain: Seq2SeqModel, batch: Batch, found: list[Hypothesis]) -> list[float]:
+    """How far the log-probabilities of outputs lie from those that the model gives them, as parts of them."""
     tokens = torch.tensor([best.tokens for best in found], device=batch.source.device)
     given = torch.cat([tokens.new_full((len(tokens), 1), BOS), tokens[:, :-1]], 1)
     with native.off(), torch.no_grad():
         logits = plain.logits(plain.decode(plain.encode(source_of(batch)), given).hidden)
         wanted = logits.log_softmax(-1).gather(2, tokens[:, :, None]).sum((1, 2)).tolist()
-    return sum(abs(best.log_prob / right - 1) for best, right in zip(found, wanted, strict=True)) / len(found)
+    return [abs(best.log_prob / right - 1) for best, right in zip(found, wanted, strict=True)]
 
 
 def _together(apart: list[float]) -> float:

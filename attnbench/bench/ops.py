@@ -19,6 +19,7 @@ from attnbench.attention.transforms.base import transforms
 from attnbench.attention.types import Backend, Dims, Memory, Positions
 from attnbench.bench.timer import Case
 from attnbench.core import native
+from attnbench.core.kernels import compiles
 
 if TYPE_CHECKING:
     from attnbench.bench.peers import Peer
@@ -118,20 +119,36 @@ def _transform(name: str, shape: tuple[int, ...], device: torch.device) -> Calla
 
 
 def _off_definition(function: Callable[[Tensor], Tensor], scores: Tensor) -> float:
+    """How far weights lie from those of torch operations, as a part of their length."""
     with torch.no_grad(), native.off():
         wanted = function(scores)
     with torch.no_grad():
-        return float((function(scores) - wanted).abs().max())
+        return _farthest([function(scores)], [wanted])
 
 
 def gradient_off(function: Callable[[Tensor], Tensor], scores: Tensor, upstream: Tensor) -> float:
-    def gradient() -> Tensor:
-        given = scores.detach().requires_grad_()
-        return torch.autograd.grad(function(given), given, upstream)[0]
+    """The same of gradients for scores, and for what the function learns."""
+
+    def gradients() -> tuple[Tensor, ...]:
+        given = [scores.detach().requires_grad_(), *_learned(function)]
+        return torch.autograd.grad(function(given[0]), given, upstream)
 
     with native.off():
-        wanted = gradient()
-    return float((gradient() - wanted).abs().max())
+        wanted = gradients()
+    return _farthest(gradients(), wanted)
+
+
+def _learned(function: Callable[..., Tensor]) -> list[nn.Parameter]:
+    if isinstance(function, Mixer):
+        return function.learned
+    return list(function.parameters()) if isinstance(function, nn.Module) else []
+
+
+def _farthest(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    """The largest length of a difference, as a part of that of what is wanted."""
+    pairs = zip(found, wanted, strict=True)
+    apart = [(mine.float() - other).norm() / other.norm().clamp_min(1e-12) for mine, other in pairs]
+    return float(torch.stack(apart).max())  # which keeps a NaN, wherever it stands
 
 
 def attention_names() -> list[str]:
@@ -153,15 +170,16 @@ def attention_cases(
         if n < length:
             methods |= {f"{name}, n = {n}": Method(pattern={"kind": name, "n": n}) for name in PATTERNS}
         if device.type == "cuda":
-            methods = on_a_gpu(methods)
+            methods = on_a_gpu(methods, device)
         title = "x".join(map(str, (*shape, HEAD)))
         sdpa = nn.functional.scaled_dot_product_attention
-        runs: dict[str, Callable[..., Tensor]] = {"SDPA": sdpa, **{k: mixer(m, heads) for k, m in methods.items()}}
+        mixers = {name: Mixer(method, heads, device) for name, method in methods.items()}
+        runs: dict[str, Callable[..., Tensor]] = {"SDPA": sdpa, **mixers}
         defined = {"SDPA": Method(), **methods}
         for peer in peers:
             for name, (function, method) in peer.attention.items() if device.type == "cuda" else ():
                 runs[f"{peer.package}: {name}"], defined[f"{peer.package}: {name}"] = function, method
-        plain = {name: mixer(method._replace(backend="dense"), heads) for name, method in defined.items()}
+        plain = {name: Mixer(method._replace(backend="dense"), heads, device) for name, method in defined.items()}
         costs = {name: partial(multiplied, method, batch * heads, length, device) for name, method in defined.items()}
         for name, function in runs.items():
             yield Case(
@@ -178,55 +196,61 @@ def attention_cases(
             )  # fmt: skip
 
 
-def on_a_gpu(methods: dict[str, Method]) -> dict[str, Method]:
-    """Each as it is defined, and through the backends that serve it on a GPU alone."""
-    backends: tuple[Backend, ...] = ("triton", "flex")
+def on_a_gpu(methods: dict[str, Method], device: torch.device) -> dict[str, Method]:
+    """Each as it is defined, and through the backends that serve it on a GPU alone, where Triton's kernels are compiled
+    for it."""
+    backends: tuple[Backend, ...] = ("triton", "flex") if compiles(device) else ()
     found = {name: method._replace(backend="dense") for name, method in methods.items()}
     for name, method in methods.items():
         for backend in backends:
             with suppress(ValueError):  # what cannot serve a method says so when it is built
-                mixer(method._replace(backend=backend), 1)
+                Mixer(method._replace(backend=backend), 1, device)
                 found[f"{name} ({backend})"] = method._replace(backend=backend)
     return found
 
 
 def _apart(function: Callable[..., Tensor], plain: Callable[..., Tensor], given: list[Tensor]) -> float:
-    """How far contexts lie from those of all scores, in torch operations and float32: the most, or in half precision,
-    whose rounding grows with a number, the length of the difference as a part of theirs."""
+    """How far contexts lie from those of all scores, in torch operations and float32, as a part of their length."""
     with native.off():
         wanted = _quiet(plain, [each.float() for each in given])
-    off = _quiet(function, given).float() - wanted
-    return float(off.abs().max() if given[0].dtype == torch.float32 else off.norm() / wanted.norm())
+    return _farthest([_quiet(function, given)], [wanted])
 
 
 def slopes_apart(function: Callable[..., Tensor], plain: Callable[..., Tensor], given: list[Tensor]) -> float:
     """How far gradients for queries, keys and values lie from those of all scores, in torch operations and float32, as
-    a part of their length."""
+    a part of their length; and in float32 those for what is learned: sums over all rows, in which most cancels."""
 
-    def slopes(of: Callable[..., Tensor], states: list[Tensor]) -> list[Tensor]:
+    def slopes(of: Callable[..., Tensor], states: list[Tensor]) -> tuple[Tensor, ...]:
         inputs = [each.detach().requires_grad_() for each in states]
-        return [each.float() for each in torch.autograd.grad(of(*inputs), inputs, states[0])]
+        return torch.autograd.grad(of(*inputs), inputs, states[0])
 
+    def of_learned(of: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(of(*exact), _learned(of), exact[0])
+
+    exact = [each.detach().float() for each in given]
     with native.off():
-        wanted = slopes(plain, [each.float() for each in given])
-    pairs = zip(slopes(function, given), wanted, strict=True)
-    apart = [(found - other).norm() / other.norm().clamp_min(1e-12) for found, other in pairs]
-    return float(torch.stack(apart).max())  # which keeps a NaN, wherever it stands
+        wanted = slopes(plain, exact)
+        learned = of_learned(plain) if _learned(plain) and _learned(function) else ()
+    found = _farthest(slopes(function, given), wanted)
+    return float(torch.tensor([found, _farthest(of_learned(function), learned)]).max()) if learned else found
 
 
-def mixer(method: Method, heads: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+class Mixer:
     """`f(query, key, value)`, each `[B, H, L, E]`, of one mechanism in bidirectional self-attention."""
-    pattern, transform = patterns.parse(method.pattern), transforms.parse(method.transform)
-    site = Site(ScaledDotSpec(), pattern, transform, backend=method.backend)
-    width = heads * HEAD
-    torch.manual_seed(0)
-    module = MultiHead(site, "encoder_self", width, Dims(heads=heads, query_width=width, key_width=width), 0.0)
 
-    def mix(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __init__(self, method: Method, heads: int, device: torch.device) -> None:
+        pattern, transform = patterns.parse(method.pattern), transforms.parse(method.transform)
+        site = Site(ScaledDotSpec(), pattern, transform, backend=method.backend)
+        width = heads * HEAD
+        torch.manual_seed(0)
+        dims = Dims(heads=heads, query_width=width, key_width=width)
+        self.module = MultiHead(site, "encoder_self", width, dims, 0.0).to(device)
+        transform = self.module.transform
+        self.learned = list(transform.parameters()) if isinstance(transform, nn.Module) else []
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         at = torch.arange(query.shape[2], device=query.device)
-        return module.to(query.device).mix(query, Memory(key, value), Positions(at, at), need_weights=False)[0]
-
-    return mix
+        return self.module.mix(query, Memory(key, value), Positions(at, at), need_weights=False)[0]
 
 
 def _quiet(function: Callable[..., Tensor], given: list[Tensor]) -> Tensor:

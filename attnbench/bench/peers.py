@@ -45,6 +45,7 @@ def _torch() -> Peer:
         return [
             Recipe(nn_transformer.training, (size, count, device, name), shipped)
             for name, shipped in ((nn_transformer.SHIPPED, True), (nn_transformer.SET_UP, False))
+            if shipped or device.type == "cpu"  # what is set up is the processor's
         ]
 
     return Peer("torch", torch.__version__, training=training)

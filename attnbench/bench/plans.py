@@ -46,6 +46,10 @@ class Plan(NamedTuple):
     def dtype(self) -> torch.dtype:
         return self.runtime.product_type
 
+    @property
+    def half(self) -> bool:
+        return self.runtime.precision != "fp32"
+
     def time(
         self, cases: list[Case], yardstick: Yardstick | None, *, loose: bool = False, rest: float = 0,
         apart: bool = False, replay: bool = False,
@@ -55,7 +59,7 @@ class Plan(NamedTuple):
         device = torch.device("cpu") if apart else self.runtime.device
         return measure(
             cases, rounds=self.rounds, chunk=_CHUNK[device.type] * (0.25 if self.quick else 1), device=device,
-            loose=loose and self.runtime.precision == "bf16", rest=rest, replay=replay, yardstick=yardstick,
+            loose=loose and self.half, rest=rest, replay=replay, yardstick=yardstick,
         )  # fmt: skip
 
     @property
@@ -109,7 +113,7 @@ def ops_sections(plan: Plan) -> Iterator[list[Section]]:
 
 def transforms_sections(plan: Plan) -> Iterator[list[Section]]:
     device = plan.runtime.device
-    transforms = Section(_TRANSFORMS, (ops.BASELINE,), [], limit="copies of the scores")
+    transforms = Section(_TRANSFORMS, (ops.BASELINE,), [], limit="copies of the scores", in_float32=plan.half)
     for shape in _shapes(plan):  # one shape at a time: what its cases hold is let go before the next
         cases = [case for case in ops.transform_cases((shape,), device, plan.peers) if plan.wants(case.name)]
         transforms.timings.extend(plan.time(cases, copies(torch.zeros(shape, device=device)), replay=True))
@@ -193,7 +197,8 @@ def scaling_sections(plan: Plan) -> Iterator[list[Section]]:
         slopes = scaling.exponents([(size, timing) for (_, size, _), timing in zip(made, timed, strict=True)])
         baseline = ("SDPA",) if any(timing.name == "SDPA" for timing in timed) else ()
         limit = "copies of the scores" if moves else "matrix products"
-        found.append(Section(f"{_COST} {group}", baseline, timed, limit=limit, exponents=slopes))
+        exact = plan.half and not of_precision
+        found.append(Section(f"{_COST} {group}", baseline, timed, limit=limit, exponents=slopes, in_float32=exact))
         yield found
 
 

@@ -26,7 +26,7 @@ class Section(NamedTuple):
 
     baseline: the names whose fastest is 1 in every group; none where no two cases do the same. unit: of the work, ""
     where calls are counted. limit: what the shares of timings are of. exponents: of each name, where the groups are
-    sizes.
+    sizes. in_float32: whatever precision was asked for.
     """
 
     title: str
@@ -35,6 +35,7 @@ class Section(NamedTuple):
     unit: str = ""
     limit: str = "matrix products"
     exponents: dict[str, Exponent] | None = None
+    in_float32: bool = False
 
 
 def relative(section: Section, timing: Timing) -> float | None:
@@ -84,13 +85,16 @@ def as_json(
     command: str,
     finished: bool = True,
     version: dict[str, Any] | None = None,
+    effort: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """finished: whether these are all that the command measures. version: of this package."""
+    """finished: whether these are all that the command measures. version: of this package. effort: how many rounds, and
+    whether the cases are those of --quick."""
     return {
         "schema_version": SCHEMA,
         "command": command,
         **(version or {}),
         "finished": finished,
+        **(effort or {}),
         "signature": signature,
         "machine": {"flops": machine.flops, "bandwidth": machine.bandwidth},
         "peers": peers,
@@ -160,6 +164,8 @@ def _slope(exponents: dict[str, Exponent], name: str) -> str:
 
 def _note(section: Section) -> str:
     parts = ["Work a second" if section.unit else "Time of a call"]
+    if section.in_float32:
+        parts.append(" in float32")
     if section.baseline:
         base = section.baseline[0] if len(section.baseline) == 1 else f"the faster of {' and '.join(section.baseline)}"
         parts.append(f"; x: in multiples of that of {base}. Multiples are medians of those of single rounds")
@@ -231,6 +237,8 @@ def markdown(found: Sequence[Table], head: Sequence[str], command: str) -> str:
 
 Key = tuple[str, str, str]
 """Section, group and name of a ratio."""
+OF_TORCH = ("torch.softmax", "SDPA")
+"""Baselines that are not of this package."""
 
 
 class Fall(NamedTuple):
@@ -243,20 +251,22 @@ class Fall(NamedTuple):
     now: float
 
     def __str__(self) -> str:
-        speeds = f"was {self.before:.3g}, now at {self.now:.3g}"
-        return f"{self.section}: {self.name} ({self.group}) {speeds}"
+        speeds = f"was {self.before:.3g}, now at {self.now:.3g} times as fast as what it is compared with"
+        return f"{self.section}: {self.name} ({self.group}) {speeds}, by the least times"
 
 
 class Comparison(NamedTuple):
     """fallen: worst first. gone: (section, group, name) of cases that were measured then, in a group that is measured
-    now. compared: how many ratios. other: how many ratios of then are of groups that are not measured now. renewed:
-    what is said of packages of another version that are baselines: nothing is compared with them."""
+    now. compared: how many ratios. other: how many ratios of then have no counterpart now. notes: what else a reader
+    should know. outrun: ratios that fell because what they are of became faster, while the case itself did not become
+    slower."""
 
     fallen: list[Fall]
     gone: list[Key]
     compared: int
     other: int
-    renewed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    outrun: tuple[Fall, ...] = ()
 
     @property
     def worse(self) -> bool:
@@ -266,23 +276,44 @@ class Comparison(NamedTuple):
 
 def compare(before: dict[str, Any], now: dict[str, Any], tolerance: float) -> Comparison:
     """Which ratios of least times fell by more than `tolerance`, a part of what they were: of what is done here, not of
-    other packages, and beside them only where their version is the same."""
+    other packages, and beside them only where their version is the same. A ratio whose case has kept its pace beside
+    the machine's products or copies, but for half of `tolerance`, is outrun."""
     renewed = [name for name in before["peers"] if now["peers"].get(name) not in (None, before["peers"][name])]
     old, new = (
         {key: ratio for key, ratio in ratios(each, renewed) if _package(key[2]) is None} for each in (before, now)
     )
     both = [(key, old[key], ratio) for key, ratio in new.items() if key in old]
-    fallen = [Fall(*key, was, ratio) for key, was, ratio in both if ratio < was * (1 - tolerance)]
+    lower = [Fall(*key, was, ratio) for key, was, ratio in both if ratio < was * (1 - tolerance)]
+    paces, held = _paces(now), _paces(before)
+    outrun = [fall for fall in lower if paces.get(fall[:3], 0) >= held.get(fall[:3], math.inf) * (1 - tolerance / 2)]
+    fallen = [fall for fall in lower if fall not in outrun]
     measured, groups = set(_keys(now)), {key[:2] for key in _keys(now)}
     left_out = tuple(f"{peer}: " for peer in before["peers"] if peer not in now["peers"])
     gone = [
         key for key in _keys(before) if key[:2] in groups and key not in measured and not key[2].startswith(left_out)
         and _package(key[2]) not in renewed
     ]  # fmt: skip
-    other = sum(key[:2] not in groups for key in old)
+    other = sum(key not in new and key not in gone for key in old)
     beside = {_package(name) for section in before["sections"] for name in section.get("baseline", ())}
-    said = tuple(f"{name} was {before['peers'][name]}, now {now['peers'][name]}" for name in renewed if name in beside)
-    return Comparison(sorted(fallen, key=lambda fall: fall.now / fall.before), gone, len(both), other, said)
+    said = [
+        f"{name} was {before['peers'][name]}, now {now['peers'][name]}: what is timed beside it is not compared"
+        for name in renewed if name in beside
+    ]  # fmt: skip
+    said += [
+        f"{name} was {before[name]}, now {now[name]}: the least of other times"
+        for name in ("rounds", "quick") if name in before and name in now and before[name] != now[name]
+    ]  # fmt: skip
+    worst = sorted(fallen, key=lambda fall: fall.now / fall.before)
+    return Comparison(worst, gone, len(both), other, tuple(said), tuple(outrun))
+
+
+def _paces(document: dict[str, Any]) -> dict[Key, float]:
+    return {
+        (section["title"], each["group"], each["name"]): each["pace"]
+        for section in document["sections"]
+        for each in section["timings"]
+        if each.get("pace") is not None
+    }
 
 
 _CASES_OF = {"entmax: ": "entmax", "adasplash: ": "adasplash", "CTranslate2": "ctranslate2", "torch.nn.": "torch"}
@@ -301,8 +332,8 @@ def _keys(document: dict[str, Any]) -> Iterator[Key]:
 
 
 def ratios(document: dict[str, Any], without: Sequence[str] = ()) -> Iterator[tuple[Key, float]]:
-    """Of least times against the baseline; for baselines, and where there is none, the pace beside what the machine
-    does, since a slowdown of all cases moves no other ratio. without: packages beside which none is wanted."""
+    """Of least times against the baseline; for baselines of ours, and where there is none, the pace beside what the
+    machine does, since a slowdown of all cases moves no other ratio. without: packages beside which none is wanted."""
     for section in document["sections"]:
         if any(_package(name) in without for name in section.get("baseline", ())):
             continue
@@ -310,5 +341,6 @@ def ratios(document: dict[str, Any], without: Sequence[str] = ()) -> Iterator[tu
             title, group, name = section["title"], each["group"], each["name"]
             if each["best"] is not None:
                 yield (title, group, name), each["best"]
-            if each.get("pace") is not None and (each["best"] is None or name in section["baseline"]):
+            own = each["best"] is None or (name in section.get("baseline", ()) and name not in OF_TORCH)
+            if own and each.get("pace") is not None:
                 yield (title, group, f"{name}, against {section['limit']}"), each["pace"]

@@ -131,7 +131,8 @@ def run(
         head = [_titled(own), *head_lines(made, choices, machine)]
         head.append(f"compiling: {native.compiling_seconds():.1f} s, before anything was timed or in first calls")
         head += [] if finished else ["not finished"]
-        document = as_json(sections, made, choices, machine, versions, command, finished, own)
+        effort = {"rounds": rounds, "quick": quick}
+        document = as_json(sections, made, choices, machine, versions, command, finished, own, effort)
         return Report(document, sections, head, command)
 
     done: list[Section] = []
@@ -210,6 +211,6 @@ def read_earlier(path: Path) -> dict[str, Any]:
 def _is_measurement(document: dict[str, Any]) -> bool:
     try:
         sound = all(isinstance(ratio, float | int) for _, ratio in ratios(document))
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, AttributeError):
         return False
     return sound and all(isinstance(document.get(name), dict) for name in ("signature", "peers"))

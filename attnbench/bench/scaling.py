@@ -13,7 +13,7 @@ from attnbench.attention.catalog import build_transform
 from attnbench.attention.spec import AttentionSpec
 from attnbench.attention.types import Dims, Positions
 from attnbench.bench.models import operations
-from attnbench.bench.ops import HEAD, Method, both_ways, gradient_off, mixer, moved, multiplied, on_a_gpu, slopes_apart
+from attnbench.bench.ops import HEAD, Method, Mixer, both_ways, gradient_off, moved, multiplied, on_a_gpu, slopes_apart
 from attnbench.bench.results import Exponent
 from attnbench.bench.timer import Case, Timing
 from attnbench.core import native
@@ -27,8 +27,8 @@ METHODS: dict[str, Method] = {
     **{f"{name}, n = {N}": Method(pattern={"kind": name, "n": N}) for name in ("window", "block", "global", "bigbird")},
 }
 LONGEST = 8192
-"""Beyond it a method is timed that costs as much as its pattern's keys, or never writes its scores, and SDPA; nothing
-is compared with its definition there, which writes all scores."""
+"""Beyond it are timed SDPA, the Triton kernels, and patterns that cost as much as their keys; nothing is compared with
+its definition there, which writes all scores."""
 MOVED = ("k",)
 """Whose costs are bytes, not operations."""
 OF_PRECISION = ("length",)
@@ -41,9 +41,10 @@ def cases(
     """(what it grows with, its size, the case): forward with backward, one sequence or one batch. dtype: of what grows
     with the length."""
     for length in lengths:
-        given = [torch.randn(1, HEADS, length, HEAD, device=device, dtype=dtype) for _ in range(3)]
+        draw = torch.Generator().manual_seed(0)
+        given = [torch.randn(1, HEADS, length, HEAD, generator=draw).to(device, dtype) for _ in range(3)]
         sdpa = nn.functional.scaled_dot_product_attention
-        methods = METHODS if device.type != "cuda" else on_a_gpu(METHODS)
+        methods = METHODS if device.type != "cuda" else on_a_gpu(METHODS, device)
         if length > LONGEST:
             methods = {
                 k: m
@@ -51,8 +52,8 @@ def cases(
                 if m.backend == "triton" or (m.pattern != "full" and m.backend != "dense")
             }
         for name, method in {"SDPA": Method(), **methods}.items():
-            function = sdpa if name == "SDPA" else mixer(method, HEADS)
-            plain = mixer(method._replace(backend="dense"), HEADS)
+            function = sdpa if name == "SDPA" else Mixer(method, HEADS, device)
+            plain = Mixer(method._replace(backend="dense"), HEADS, device)
             yield "length", length, Case(
                 f"length {length}", name, both_ways(function, *given, upstream=given[0]),
                 check=partial(slopes_apart, function, plain, given) if length <= LONGEST else None,

@@ -96,8 +96,9 @@ def measure(
         limit = TOLERANCE * (10 if loose or case.coarse else 1)
         if error is not None and not error <= limit:
             raise AttnbenchError(
-                f"{case.name} ({case.group}) lies {error:.1e} from its definition, and {limit:.0e} is allowed; "
-                "it was not timed"
+                f"{case.name} ({case.group}) lies {error:.1e} from its definition, and {limit:.0e} is allowed, so that "
+                "nothing was timed; please report it, and leave it out meanwhile: name others with --only, or leave "
+                "its package out of --against"
             )
     costs = [None if case.cost is None or yardstick is None else case.cost() for case in cases]
     if yardstick is not None:

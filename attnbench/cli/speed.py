@@ -91,21 +91,28 @@ def speed(
             raise typer.Exit(130) from None
         raise
     found = None if earlier is None else compared(earlier, report.document, allowed)
-    # what was compared with stays, or the next run would be compared with what fell
+    # what was compared with stays, or many runs, each a little slower than the last, would never be told
     own = compare is not None and out is not None and compare.resolve() == (out / "speed.json").resolve()
-    stem = "fell" if own and found is not None and found.worse else "speed"
-    try:  # what is measured is shown though a file may fail, and written though who reads may have left
+    stem = "now" if own else "speed"
+    left: BrokenPipeError | None = None
+    try:  # what is measured is shown though a file may fail
         if as_json:
             common.emit_json(report.document)
         else:
             report.show(common.console())
+    except BrokenPipeError as error:  # who reads may have left: it is written, and what fell is told
+        left = error
     finally:
         if out is not None and not report.write(out, stem):
             typer.echo(f"no {stem}.svg: matplotlib is not installed (pip install 'attnbench[plot]')", err=True)
+    if own:
+        typer.echo(f"{compare} stays what later runs are compared with; this run is in {out}/{stem}.json", err=True)
     if found is not None:
         _tell(found, allowed)
         if found.worse:
             raise typer.Exit(1)
+    if left is not None:
+        raise left
 
 
 def _tell(found: Comparison, allowed: float) -> None:
@@ -117,10 +124,12 @@ def _tell(found: Comparison, allowed: float) -> None:
         typer.echo(f"fell: {fall}", err=True)
     for section, group, name in found.gone:
         typer.echo(f"gone: {section}: {name} ({group}) was measured then", err=True)
-    for each in found.renewed:
-        typer.echo(f"{each}: what is timed beside it is not compared", err=True)
+    for each in found.notes:
+        typer.echo(each, err=True)
+    for fall in found.outrun:
+        typer.echo(f"outrun, itself no slower: {fall}", err=True)
     if not found.compared:
         raise SpecError(NOTHING_IN_COMMON)
-    other = f"; {found.other} of the earlier ones are of what was not measured now" if found.other else ""
+    other = f"; {found.other} of the earlier ones have no counterpart now" if found.other else ""
     fell = f"{len(found.fallen)} of {found.compared} ratios fell by more than {100 * allowed:.0f}%"
     typer.echo(f"{fell}{other}", err=True)

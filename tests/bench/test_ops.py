@@ -20,7 +20,7 @@ def test_keys_that_a_query_looks_at_are_those_that_get_weight(pattern: Any, want
     found = ops.looked_at(method, 64, torch.device("cpu"))
     states = torch.zeros(1, 1, 64, ops.HEAD)
     values = torch.eye(64).expand(1, 1, 64, 64)  # a context then is the weights
-    weights = ops.mixer(method._replace(backend="dense"), 1)(states, states, values)
+    weights = ops.Mixer(method._replace(backend="dense"), 1, torch.device("cpu"))(states, states, values)
     assert found == pytest.approx(float((weights > 0).sum()) / 64)
     if wanted is not None:
         assert found == wanted

@@ -8,11 +8,14 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from attnbench.attention.catalog import build_transform
 from attnbench.attention.transforms import _rows
 from attnbench.bench import models, ops, plans, scaling
 from attnbench.bench.timer import Case, Timing, Yardstick
+from attnbench.core import native
 from attnbench.data.base import BOS, EOS, PAD
 from attnbench.tasks import loss
+from attnbench.train import recorded
 from attnbench.train.runtime import Runtime
 
 CPU = torch.device("cpu")
@@ -97,21 +100,23 @@ def test_the_gradients_of_a_gpus_backends_are_checked():
     pytest.importorskip("triton", reason="Triton is not installed")
     states = [torch.randn(1, 2, 12, ops.HEAD) for _ in range(3)]
     function, plain = (
-        ops.mixer(ops.Method(transform="entmax15", backend="triton"), 2),
-        ops.mixer(ops.Method(transform="entmax15"), 2),
+        ops.Mixer(ops.Method(transform="entmax15", backend="triton"), 2, CPU),
+        ops.Mixer(ops.Method(transform="entmax15"), 2, CPU),
     )
     assert ops.slopes_apart(function, plain, states) < 1e-4
-    other = ops.mixer(ops.Method(transform="sparsemax"), 2)
+    other = ops.Mixer(ops.Method(transform="sparsemax"), 2, CPU)
     assert ops.slopes_apart(function, other, states) > 0.01
 
 
-def test_what_a_gpu_has_backends_for():
+def test_what_a_gpu_has_backends_for(monkeypatch):
     methods = {
         "sparsemax": ops.Method(transform="sparsemax"), "sigmoid": ops.Method(transform="sigmoid"),
         "window": ops.Method(pattern={"kind": "window", "n": 3}), "softmax": ops.Method(),
         "random": ops.Method(pattern={"kind": "random", "n": 3}),
     }  # fmt: skip
-    found = ops.on_a_gpu(methods)
+    assert set(ops.on_a_gpu(methods, CPU)) == set(methods)  # where no kernels are compiled
+    monkeypatch.setattr(ops, "compiles", lambda device: True)
+    found = ops.on_a_gpu(methods, CPU)
     added = {"sparsemax (triton)", "window (flex)", "softmax (triton)", "softmax (flex)"}
     assert set(found) == set(methods) | added
     assert found["window (flex)"] == methods["window"]._replace(backend="flex")
@@ -128,7 +133,7 @@ def test_gradients_are_checked(monkeypatch):
 
 def test_mixing_equals_sdpa():
     given = [torch.randn(2, 3, 7, ops.HEAD) for _ in range(3)]
-    found = ops.mixer(ops.Method(), 3)(*given)
+    found = ops.Mixer(ops.Method(), 3, CPU)(*given)
     torch.testing.assert_close(found, torch.nn.functional.scaled_dot_product_attention(*given), rtol=1e-5, atol=1e-5)
 
 
@@ -203,16 +208,98 @@ def test_a_training_that_is_wrong_is_found(factor, monkeypatch):
     monkeypatch.setattr(models, "WORDS", 60)
     monkeypatch.setattr(models, "TOKENS", 200)
     training = models.training("tiny", "softmax", 1, Runtime(CPU))
-    real = models.accumulate
+    real = recorded.accumulate
 
     def wrong(task, model, *given):
         found = real(task, model, *given)
         for each in model.parameters():
-            each.grad *= 1 if _native() == 1 else factor
+            each.grad *= factor
         return found
 
-    monkeypatch.setattr(models, "accumulate", wrong)
+    monkeypatch.setattr(recorded, "accumulate", wrong)
     assert training.check() > 0.1
+
+
+def test_a_gradient_that_one_parameter_lacks_is_found(monkeypatch):
+    """However little of the whole it is, as an alpha that is learned."""
+    monkeypatch.setattr(models, "WORDS", 60)
+    monkeypatch.setattr(models, "TOKENS", 200)
+    training = models.training("tiny", "entmax, learned alpha", 1, Runtime(CPU))
+    assert training.check() < 1e-5
+    real, lacking = recorded.accumulate, []
+
+    def wrong(task, model, *given):
+        found = real(task, model, *given)
+        parameters = dict(model.named_parameters())
+        lacking[:] = [name for name in parameters if name.endswith("cross.transform.raw")][:1]
+        parameters[lacking[0]].grad = None
+        return found
+
+    monkeypatch.setattr(recorded, "accumulate", wrong)
+    assert training.check() == pytest.approx(1 / 20)
+    assert lacking
+
+
+def test_a_gradient_for_what_a_mechanism_learns_that_is_wrong_is_found():
+    class Halved(torch.autograd.Function):
+        """Its gradient is."""
+
+        @staticmethod
+        def forward(ctx, raw):
+            return raw.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad / 2
+
+    learned = build_transform("entmax", alpha="learned", heads=3)
+
+    class Wrong(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = learned
+
+        def forward(self, scores):
+            raw = self.inner.raw if native.is_off() else Halved.apply(self.inner.raw)
+            return torch.func.functional_call(self.inner, {"raw": raw}, (scores,))
+
+    scores, upstream = torch.randn(SHAPE), torch.randn(SHAPE)
+    assert ops.gradient_off(learned, scores, upstream) < 1e-4
+    assert ops.gradient_off(Wrong(), scores, upstream) == pytest.approx(0.5, abs=1e-3)
+
+
+@pytest.mark.parametrize(("precision", "name"), [("bf16", "softmax"), ("fp32", "softmax, int8")])
+def test_outputs_that_are_worse_than_those_of_the_definition_are_found(precision, name, monkeypatch):
+    """Where many are others, and their scores are what the definition gives them."""
+    monkeypatch.setattr(models, "WORDS", 60)
+    monkeypatch.setattr(models, "STEPS", 4)
+    monkeypatch.setattr(models, "_off_scores", lambda *given: [0.0])
+    kind = type(models.task())
+    real = kind.decode
+
+    def worse(*given, **more):
+        return {row: best._replace(score=1.25 * best.score) for row, best in real(*given, **more).items()}
+
+    monkeypatch.setattr(kind, "decode", worse)
+    case = models.decoding("tiny", name, models.Load(3, 5, 1), Runtime(CPU, precision))
+    assert case.check() == pytest.approx(0.2, abs=0.02)
+
+
+def test_more_than_a_few_other_outputs_are_found(monkeypatch):
+    """However near their scores are."""
+    monkeypatch.setattr(models, "WORDS", 60)
+    monkeypatch.setattr(models, "STEPS", 4)
+    kind = type(models.task())
+    real = kind.decode
+
+    def others(*given, **more):
+        return {
+            row: best._replace(tokens=[each + 1 for each in best.tokens]) for row, best in real(*given, **more).items()
+        }
+
+    monkeypatch.setattr(kind, "decode", others)
+    monkeypatch.setattr(models, "_off_scores", lambda plain, batch, found: [0.0] * len(found))
+    assert models.decoding("tiny", "softmax", models.Load(3, 5, 1), Runtime(CPU)).check() == math.inf
 
 
 @pytest.mark.parametrize(("precision", "name"), [("fp32", "softmax"), ("bf16", "softmax"), ("fp32", "softmax, int8")])
@@ -299,7 +386,7 @@ def test_a_gradient_of_attention_that_is_wrong_is_found():
     cases = list(ops.attention_cases(((1, 2, 12, 12),), CPU, torch.float32, n=4))
     both = [case for case in cases if case.group.endswith("backward")]
     assert all(case.check() < 1e-5 for case in both)
-    plain = ops.mixer(ops.Method(), 2)
+    plain = ops.Mixer(ops.Method(), 2, CPU)
     given = [torch.randn(1, 2, 12, ops.HEAD) for _ in range(3)]
     assert ops.slopes_apart(lambda query, key, value: plain(query, key, value.detach() * 2 - value), plain, given) > 0.1
 
@@ -326,7 +413,7 @@ def test_operations_of_decoding_are_those_of_its_products(beam, monkeypatch):
 
 
 def test_a_gradient_that_is_no_number_is_found_wherever_it_stands():
-    plain = ops.mixer(ops.Method(), 2)
+    plain = ops.Mixer(ops.Method(), 2, CPU)
     given = [torch.randn(1, 2, 6, ops.HEAD) for _ in range(3)]
     wrong = lambda query, key, value: plain(query, key, value) + (value - value.detach()) * math.nan  # noqa: E731
     assert ops.slopes_apart(plain, plain, given) < 1e-5

@@ -151,8 +151,35 @@ def test_what_slows_everything_down_is_seen_against_the_machine():
     before = document(section(timing("base", 1.0, share=0.5), timing("other", 1.0), timing("a", 1.0, share=0.5)))
     now = document(section(timing("base", 2.0, share=0.25), timing("other", 2.0), timing("a", 2.0, share=0.25)))
     found = compare(before, now, 0.1)
-    assert [str(fall) for fall in found.fallen] == ["some: base, against matrix products (g) was 0.5, now at 0.25"]
+    assert [str(fall) for fall in found.fallen] == [
+        "some: base, against matrix products (g) was 0.5, now at 0.25 times as fast as what it is compared with, by "
+        "the least times"
+    ]
     assert found.compared == 4
+
+
+def test_what_a_faster_baseline_leaves_behind_has_not_become_slower():
+    before = document(section(timing("base", 1.0, share=0.5), timing("a", 1.0, share=0.5)))
+    now = document(section(timing("base", 0.5, share=1.0), timing("a", 1.0, share=0.49)))
+    found = compare(before, now, 0.1)
+    assert ([each.name for each in found.outrun], found.fallen, found.worse) == (["a"], [], False)
+    slower = document(section(timing("base", 0.9, share=0.5), timing("a", 1.0, share=0.45)))
+    found = compare(before, slower, 0.05)
+    assert ([each.name for each in found.fallen], found.outrun) == (["a"], ())
+
+
+def test_the_pace_of_torch_is_no_business_of_ours():
+    def found(share):
+        return document(section(timing("SDPA", 1.0, share=share), timing("a", 1.0), baseline=("SDPA", "softmax")))
+
+    assert not compare(found(0.5), found(0.1), 0.1).worse
+
+
+def test_other_rounds_are_told():
+    before, now = document(section(timing("base", 1.0))), document(section(timing("base", 1.0)))
+    before.update(rounds=5, quick=False)
+    now.update(rounds=1, quick=False)
+    assert compare(before, now, 0.1).notes == ("rounds was 5, now 1: the least of other times",)
 
 
 def test_where_there_is_no_baseline_each_is_compared_with_the_machine():
@@ -191,7 +218,7 @@ def test_a_case_that_a_new_version_lacks_is_not_gone():
     assert compare(before, now, 0.1).worse
     now["peers"]["entmax"] = "2"
     found = compare(before, now, 0.1)
-    assert (found.gone, found.renewed, found.worse) == ([], (), False)  # what is compared here hangs on no package
+    assert (found.gone, found.notes, found.worse) == ([], (), False)  # what is compared here hangs on no package
 
 
 def test_nothing_is_compared_beside_another_version():
@@ -203,7 +230,9 @@ def test_nothing_is_compared_beside_another_version():
     now["peers"]["ctranslate2"] = "5"
     found = compare(before, now, 0.1)
     assert (found.fallen, found.compared, found.worse) == ([], 0, True)
-    assert found.renewed == (f"ctranslate2 was {before['peers']['ctranslate2']}, now 5",)
+    assert found.notes == (
+        f"ctranslate2 was {before['peers']['ctranslate2']}, now 5: what is timed beside it is not compared",
+    )
 
 
 def test_nothing_in_common_is_no_success():

@@ -122,16 +122,19 @@ def test_comparison_with_an_earlier_run(invoke):
     assert "fell: transforms of scores: sparsemax" in result.stderr
 
 
-def test_what_fell_does_not_take_the_place_of_what_it_is_compared_with(invoke):
+@pytest.mark.parametrize(("factor", "code"), [(1e9, 1), (1e-3, 0)])
+def test_what_is_compared_with_stays(factor, code, invoke):
+    """Also where nothing fell: many runs, each a little slower than the last, would never be told."""
     invoke(*RUN, "--out", "found")
     path = Path("found/speed.json")
     document = json.loads(path.read_text())
-    scale(document, 1e9)
+    scale(document, factor)
     path.write_text(json.dumps(document))
     for _ in range(2):
-        invoke(*RUN, "--out", "found", "--compare", str(path), code=1)
+        said = invoke(*RUN, "--out", "found", "--compare", str(path), code=code).stderr
+    assert "found/speed.json stays what later runs are compared with; this run is in found/now.json" in said
     assert json.loads(path.read_text()) == document
-    assert json.loads(Path("found/fell.json").read_text())["finished"]
+    assert json.loads(Path("found/now.json").read_text())["finished"]
 
 
 def test_a_case_that_is_no_longer_measured_is_told(invoke):
