@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import hashlib
 import logging
 import os
+import platform
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -37,11 +40,14 @@ _LOOPS = (("-fopenmp",), ("-fopenmp-simd",), ())
 _PATIENCE = 120
 """Seconds that one compilation may take."""
 
+_NO_ROOM = ("No space left", "quota exceeded")
 _PASSING = (
-    "Killed", "out of memory", "memory exhausted", "Cannot allocate memory", "No space left", "quota exceeded",
-    "Read-only file system", "cannot execute",
+    *_NO_ROOM, "Killed", "out of memory", "memory exhausted", "Cannot allocate memory", "Read-only file system",
+    "cannot execute",
 )  # fmt: skip
 """In what a compiler says: faults that may be gone another time, so that they are not remembered."""
+_LACKING = ".lacks"
+"""Suffix of the file that says what a compiled one does without, where the compiler has not all."""
 _MEMORY = 24 * 3600
 """Seconds for which it is remembered what a compiler refused."""
 
@@ -58,6 +64,8 @@ _wrapped: Callable[[Tensor], bool] = getattr(_functorch, "is_functorch_wrapped_t
 _off = ContextVar("_off", default=False)
 _tried: dict[Path, bool] = {}
 """Sources that were asked for, and whether they are there."""
+_without: list[str] = []
+"""What the compiler could not give compiled code."""
 _spent: list[float] = []
 """Seconds of each compilation, its wait for others included."""
 
@@ -106,14 +114,16 @@ def _load(source: Path) -> ctypes.CDLL | None:
 
 def _of(source: Path, name: str) -> ctypes.CDLL | None:
     """name: of the compiler."""
-    words = [*_texts(source), name.encode(), " ".join(_command() or ()).encode(), processor.identity()]
-    key = hashlib.sha256(b"\0".join([*words, *(flag.encode() for flag in _FLAGS)])).hexdigest()[:16]
     try:
+        words = [*_texts(source), name.encode(), " ".join(_command() or ()).encode(), processor.identity()]
+        key = hashlib.sha256(b"\0".join([*words, *(flag.encode() for flag in _FLAGS)])).hexdigest()[:16]
         target = cache_root() / "native" / f"{source.stem.strip('_')}-{key}.so"
         try:
-            return ctypes.CDLL(str(_made(source, target)))
+            library = ctypes.CDLL(str(_made(source, target)))
         except OSError:
-            return _loaded_elsewhere(target) or _remade(source, target)
+            library = _loaded_elsewhere(target) or _remade(source, target)
+        _note_what_lacks(target)
+        return library
     except (OSError, subprocess.SubprocessError, AttnbenchError) as error:
         _log.warning("%s is left to torch, it could not be compiled and loaded: %s", source.name, error)
         return None
@@ -139,7 +149,8 @@ def engine() -> str | None:
     """What compiles the sources, with its version; None where they are left to torch, as when it could compile none of
     those that were asked for so far."""
     nothing = bool(_tried) and not any(_tried.values())
-    return None if os.environ.get(SWITCH) == "0" or nothing else compiler()
+    made = None if os.environ.get(SWITCH) == "0" or nothing else compiler()
+    return f"{made}, without {' and '.join(_without)}" if made and _without else made
 
 
 def compiling_seconds() -> float:
@@ -192,16 +203,32 @@ def _made(source: Path, target: Path) -> Path:
     with _counted(), making(target):
         refused = target.with_suffix(".refused")
         if refused.is_file() and time.time() - refused.stat().st_mtime < _MEMORY:
-            raise subprocess.SubprocessError(refused.read_text(encoding="utf-8"))
+            raise subprocess.SubprocessError(refused.read_text(encoding="utf-8", errors="replace"))
         if not target.is_file():
             _log.info("compiling %s for this processor, once", source.name)
             try:
                 _compile(source, target)
             except subprocess.CalledProcessError as error:
+                if any(words in error.stderr for words in _NO_ROOM):  # here; there may be elsewhere
+                    raise OSError(errno.ENOSPC, error.stderr, str(target.parent)) from None
                 if not _passes(error.stderr):
                     refused.write_text(error.stderr, encoding="utf-8")
                 raise subprocess.SubprocessError(error.stderr) from None
     return target
+
+
+def _note_what_lacks(target: Path) -> None:
+    """Say once what compiled code does without: it is slower as long as it is kept."""
+    try:
+        what = target.with_suffix(_LACKING).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    if what not in _without:
+        _without.append(what)
+        _log.warning(
+            "the C++ compiler makes code without %s, which is slower (clang++ wants libomp); another one, or a newer, "
+            "can be named by $CXX; after a mend remove %s", what, target.parent,
+        )  # fmt: skip
 
 
 def _loaded_elsewhere(target: Path) -> ctypes.CDLL | None:
@@ -242,14 +269,16 @@ def _remade(source: Path, target: Path) -> ctypes.CDLL:
     """A broken file, which the next process would meet again, is made anew; where nothing can be written to the cache,
     one for this process alone."""
     try:
-        if target.is_file():
-            with _counted(), making(target):
+        if os.path.isfile(target):  # which raises nothing where the folder cannot be entered
+            with suppress(OSError), _counted(), making(target):
                 _compile(source, target)
-            return ctypes.CDLL(str(target))
+                return ctypes.CDLL(str(target))
         _warn_uncached(target.parent)
         with _counted(), tempfile.TemporaryDirectory(prefix="attnbench-") as folder:
-            _compile(source, Path(folder) / target.name)
-            return ctypes.CDLL(str(Path(folder) / target.name))
+            made = Path(folder) / target.name
+            _compile(source, made)
+            _note_what_lacks(made)
+            return ctypes.CDLL(str(made))
     except subprocess.CalledProcessError as error:
         raise subprocess.SubprocessError(error.stderr) from None
 
@@ -257,6 +286,7 @@ def _remade(source: Path, target: Path) -> ctypes.CDLL:
 def _compile(source: Path, target: Path) -> None:
     """Raises CalledProcessError with what the compiler said of the source, or of the first way."""
     half = target.with_suffix(f".{os.getpid()}")
+    lacking = target.with_suffix(_LACKING)
     said: list[str] = []
     try:
         for machine in _MACHINE:
@@ -265,11 +295,15 @@ def _compile(source: Path, target: Path) -> None:
                 done = _run(command)
                 fault = done.stderr if done.returncode else _load_fault(half)
                 if fault is None:
+                    lacking.unlink(missing_ok=True)
+                    missed = _missed(machine, loops)
+                    if missed:
+                        lacking.write_text(missed, encoding="utf-8")
                     sync(half)
                     os.replace(half, target)
                     return
                 said.append(fault.strip()[:500])
-                if _passes(fault):  # with other options it might work, and be slower for good
+                if done.returncode < 0 or _passes(fault):  # with other options it might work, and be slower for good
                     raise subprocess.CalledProcessError(1, str(source), stderr=said[-1])
     finally:
         half.unlink(missing_ok=True)  # what a compiler that was stopped had written
@@ -279,11 +313,32 @@ def _compile(source: Path, target: Path) -> None:
     raise subprocess.CalledProcessError(1, str(source), stderr=next(own, said[0]))
 
 
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """In English, which `_PASSING` is in; another encoding is no fault."""
-    return subprocess.run(
-        command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE, env={**os.environ, "LC_ALL": "C"}
+def _missed(machine: str, loops: Sequence[str]) -> str:
+    """What code of these options does without."""
+    own = machine == _MACHINE[0] or platform.machine() not in ("x86_64", "AMD64")
+    return " and ".join(
+        [
+            *([] if own else ["this processor's instructions"]),
+            *([] if loops == _LOOPS[0] else ["threads"]),
+            *([] if loops else ["vectors"]),
+        ]
     )
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """In English, which `_PASSING` is in; another encoding is no fault. Raises TimeoutExpired, when all that the
+    command started is ended."""
+    started = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
+        env={**os.environ, "LC_ALL": "C"},
+    )  # fmt: skip
+    try:
+        out, said = started.communicate(timeout=_PATIENCE)
+    except BaseException:  # g++ has others work for it
+        os.killpg(started.pid, signal.SIGKILL)
+        started.communicate()
+        raise
+    return subprocess.CompletedProcess(command, started.returncode, out, said)
 
 
 def _passes(said: str) -> bool:

@@ -12,6 +12,7 @@ row 1.3 to 2.8 times.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
@@ -46,11 +47,13 @@ def packed(model: nn.Module, quantized: Quantization | None = None) -> Iterator[
     """In the block, what the model's linear layers compute without gradients comes from copies of their weights.
 
     quantized: layers of float32 multiply whole numbers of 8 bits, as quantization.py defines it, on every device; what
-    they give is float32, under autocast too. Else products of the type of autocast at the beginning, on a processor;
-    other calls, and those on other devices, go through the layers as they are.
+    they give is float32, under autocast too; a module that says `exact = True` keeps its layers as they are. Else
+    products of the type of autocast at the beginning, on a processor; other calls, and those on other devices, go
+    through the layers as they are.
 
-    The weights must not change meanwhile. Blocks within blocks add nothing; where the one is quantized and the other is
-    not, ValueError. A model is not copied, pickled or moved in such a block.
+    The weights must not change meanwhile. Blocks within blocks, and those of other threads, add nothing, and what is
+    packed stays until the last of them ends; where the one is quantized and the other is not, ValueError. A model is
+    not copied, pickled or moved in such a block.
     """
     layers = pack(model, quantized)
     try:
@@ -60,29 +63,56 @@ def packed(model: nn.Module, quantized: Quantization | None = None) -> Iterator[
 
 
 def pack(model: nn.Module, quantized: Quantization | None = None) -> list[nn.Linear]:
-    """The same for as long as the model lives; returns the layers that it changed, none where one cannot be packed."""
+    """The same for as long as the model lives; returns the layers that are packed, none where one cannot be."""
     dtype = torch.int8 if quantized == "int8" else _wanted_type("cpu")
-    for each in model.modules():
-        held = vars(each).get("forward")
-        if isinstance(held, _Packed) and (held.dtype == torch.int8) != (dtype == torch.int8):
-            raise ValueError(f"the model's weights are packed as {held.dtype} already, and {dtype} is asked for")
-    layers = [each for each in model.modules() if isinstance(each, nn.Linear) and _serves(each, quantized)]
-    changed: list[nn.Linear] = []
-    try:
-        for layer in layers:
-            way = _way(dtype) if layer.weight.device.type == "cpu" else _Defined
-            if way is not None:
-                layer.forward = _Packed(layer, dtype, way)
-                changed.append(layer)
-    except BaseException:
-        _unpack(changed)
-        raise
-    return changed
+    exact = {
+        each for owner in model.modules() if quantized and getattr(owner, "exact", False) for each in owner.modules()
+    }
+    held: list[nn.Linear] = []
+    with _changing:
+        for each in model.modules():
+            before = _packed_in(each)
+            if before is not None and (before.dtype == torch.int8) != (dtype == torch.int8):
+                raise ValueError(f"the model's weights are packed as {before.dtype} already, and {dtype} is asked for")
+        try:
+            for layer in model.modules():
+                if not isinstance(layer, nn.Linear) or layer in exact:
+                    continue
+                before = _packed_in(layer)
+                if before is None and _serves(layer, quantized):
+                    way = _way(dtype) if layer.weight.device.type == "cpu" else _Defined
+                    before = None if way is None else _Packed(layer, dtype, way)
+                if before is not None:
+                    before.holders += 1
+                    layer.forward = before
+                    held.append(layer)
+        except BaseException:
+            _let_go(held)
+            raise
+    return held
+
+
+_changing = threading.RLock()
+"""Of layers that are packed, or no longer."""
+
+
+def _packed_in(layer: nn.Module) -> _Packed | None:
+    found = vars(layer).get("forward")
+    return found if isinstance(found, _Packed) else None
 
 
 def _unpack(layers: Sequence[nn.Linear]) -> None:
+    with _changing:
+        _let_go(layers)
+
+
+def _let_go(layers: Sequence[nn.Linear]) -> None:
     for layer in layers:
-        vars(layer).pop("forward", None)  # a block of another thread may have ended before
+        found = _packed_in(layer)
+        if found is not None:
+            found.holders -= 1
+            if not found.holders:
+                del layer.forward
 
 
 def chosen(dtype: torch.dtype) -> tuple[str, float | None]:
@@ -102,8 +132,8 @@ class Compiled(NamedTuple):
 
 def compiled(layer: nn.Linear) -> Compiled | None:
     """What a packed layer multiplies by; None where it is not packed, or not by code compiled here."""
-    held = vars(layer).get("forward")
-    if not isinstance(held, _Packed) or not isinstance(held.product, _Own):
+    held = _packed_in(layer)
+    if held is None or not isinstance(held.product, _Own):
         return None
     return Compiled(held.product.weight, held.product.bias)
 
@@ -115,10 +145,10 @@ def serves(dtype: torch.dtype) -> bool:
 
 
 class _Packed:
-    """What stands in for a layer's forward."""
+    """What stands in for a layer's forward, as long as somebody holds it."""
 
     def __init__(self, layer: nn.Linear, dtype: torch.dtype, way: type[_Way]) -> None:
-        self.layer, self.dtype = layer, dtype
+        self.layer, self.dtype, self.holders = layer, dtype, 0
         self.product = way(layer.weight.detach(), None if layer.bias is None else layer.bias.detach(), dtype)
 
     def __call__(self, input: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 from attnbench.core.errors import AttnbenchError, DataError, SpecError
 from attnbench.core.files import cache_root, read_json, read_jsonl
 from attnbench.core.run_files import CELLS, CHECKPOINTS, GRID, LOG, RESULT, SPEC
-from attnbench.core.spec import spec_error, unknown
+from attnbench.core.spec import dotted, spec_error, unknown, unused_fields
 from attnbench.data.corpus import Data
 from attnbench.experiment.adopt import is_same_run
 from attnbench.experiment.document import override_document, read_document
@@ -28,6 +29,8 @@ from attnbench.tasks.base import EVAL_TOKENS, Metrics, Task, TaskSpec
 from attnbench.train.onednn import use_onednn_float32
 from attnbench.train.runtime import choose_device, keep_freed_memory, use_device
 from attnbench.train.state import OtherModelError, checkpoint_steps, load_average, load_weights, weights_path
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ def load_trained(
         spec = CellSpec.model_validate(document.raw)
     except ValidationError as error:
         raise spec_error(error, document.source, document.lines) from None
+    for override in overrides:
+        _tell_what_changes_nothing(spec, override)
     options = [("--set", each) for each in overrides if _part(each) == "task"]
     written = shlex.join([str(folder / SPEC), *itertools.chain(*options)])
     root = cache or cache_root()
@@ -106,6 +111,13 @@ def _require_effect(override: str) -> None:
     if f"{path}.".startswith("model.attention.default."):
         site = path.replace("default", "cross", 1)
         raise SpecError(f"--set {override}: each site of a cell stands for itself; name the sites, like {site}=...")
+
+
+def _tell_what_changes_nothing(spec: CellSpec, override: str) -> None:
+    given = _path(override).split(".")
+    for path, why in unused_fields(spec):
+        if list(path[: len(given)]) == given:
+            log.warning("--set %s: %s changes nothing: %s", override, dotted(path), why)
 
 
 def _path(override: str) -> str:
@@ -196,6 +208,8 @@ def _best(checkpoints: Path, newest: int) -> int:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         return state["train"]["best_step"] or newest
+    except FileNotFoundError:
+        raise DataError(f"{path} is gone, which tells the best checkpoint; choose one with --step") from None
     except (EOFError, RuntimeError, KeyError, TypeError, UnpicklingError) as error:
         raise DataError(f"{path} is damaged ({error}); choose a checkpoint with --step, or train on") from None
 

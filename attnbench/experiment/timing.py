@@ -11,6 +11,8 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
+from attnbench.core.errors import AttnbenchError
+from attnbench.core.memory import is_full
 from attnbench.core.packed import packed
 from attnbench.core.spec import Spec
 from attnbench.core.tree import map_batch
@@ -43,6 +45,8 @@ def time_decoding(
     decoder takes, all batches together; a beam may look further than its best output. ms_per_step: of what is left
     without the encoder. Loading data, building the model, packing its weights and turning ids into text are no
     part of them.
+
+    Raises AttnbenchError where a GPU's memory is too small for as many sentences at once.
     """
     most = tokens if spec.sentences is None else sys.maxsize
     batches = [
@@ -60,10 +64,19 @@ def time_decoding(
         for batch in batches:
             model.encode(source_of(batch))
 
-    with packed(model, searcher.spec.quantization):
-        task.decode(model, batches[-1:], searcher, to_limit=spec.full_length)
-        seconds = [_clocked(decode, runtime) for _ in range(spec.decode_runs)]
-        encoding = statistics.fmean(_clocked(encode, runtime) for _ in range(spec.decode_runs))
+    try:
+        with packed(model, searcher.spec.quantization):
+            task.decode(model, batches[-1:], searcher, to_limit=spec.full_length)
+            seconds = [_clocked(decode, runtime) for _ in range(spec.decode_runs)]
+            encoding = statistics.fmean(_clocked(encode, runtime) for _ in range(spec.decode_runs))
+    except RuntimeError as error:
+        if not is_full(error):
+            raise
+        longest = max(len(batch.index) for batch in batches)
+        raise AttnbenchError(
+            f"the GPU's memory is too small to time the decoding of {longest} sentences at once; give "
+            f"timing.sentences, say {max(1, longest // 4)}, or leave timing out"
+        ) from None
     steps = stepped.steps // spec.decode_runs
     mean = statistics.fmean(seconds)
     values = {

@@ -59,8 +59,8 @@ class SearchSpec(Spec):
     """See max_ratio."""
     quantization: Quantization | None = None
     """int8: linear layers multiply whole numbers of 8 bits (Wu et al. 2020), each row of weights and states rounded by
-    a step of its own; recurrent cells, convolutions and attention itself do not, nor does what else is measured of a
-    model, as its perplexity. None: numbers of the precision."""
+    a step of its own; recurrent cells, convolutions, attention itself, coverages and fertilities do not, nor does what
+    else is measured of a model, as its perplexity. None: numbers of the precision."""
 
     def room(self, source: Source, most: int | None = None) -> Int[Tensor, "B"]:
         """The most tokens each output may have, EOS included: at least one, whatever the source.

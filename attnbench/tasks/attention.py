@@ -29,10 +29,18 @@ def word_attention(
 
     A mean over layers and heads, of gates the shares where they sum to more than 1; pieces are summed over a source
     word and averaged over a target word; EOS is left out.
-    Raises SpecError where the model tells no attention.
+    Raises SpecError where the model tells no attention, and for a line that is longer than it reads.
     """
     given = [_pieces(line, data, data.source_vocabulary) for line in sources]
     told = [_pieces(line, data, data.target_vocabulary) for line in targets]
+    for number, sides in enumerate(zip(given, told, strict=True), 1):
+        for side, pieces in zip(("source", "target"), sides, strict=True):
+            count = len(_flat(pieces)) + 1
+            if model.max_length is not None and count > model.max_length:
+                raise SpecError(
+                    f"line {number} of the {side} has {count} tokens, and the model reads {model.max_length}; leave it "
+                    "out of both files, or give --set model.max_length=N, if its positions are not learned ones"
+                )
     order = sorted(range(len(given)), key=lambda line: len(_flat(given[line])))
     found: dict[int, NDArray[np.float64]] = {}
     for first in range(0, len(order), SENTENCES):

@@ -39,7 +39,8 @@ class TrainSpec(Spec):
     """Updates between two validations, each of which is also a checkpoint; epoch: at the end of each pass over the
     data, which then has a line of its own in metrics.jsonl."""
     validate_bleu: bool = False
-    """Decode the validation set greedily at each validation, for the curve and for `select: bleu`."""
+    """Decode the validation set greedily at each validation, for the curve and `select: bleu`; an output has at most
+    1.2 times its source's tokens and 10, whatever `search` allows."""
     train_bleu: int = Field(default=0, ge=0)
     """Decode so many training sentences greedily at the end of each epoch, for the curve: no more than valid has, at
     equal distances (needs validate_every: epoch and validate_bleu)."""

@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ def source(tmp_path, monkeypatch):
     native._load.cache_clear()
     native.compiler.cache_clear()
     monkeypatch.setattr(native, "_tried", {})
+    monkeypatch.setattr(native, "_without", [])
     path = tmp_path / "_answer.cpp"
     path.write_text(SOURCE)
     yield path
@@ -111,7 +113,7 @@ exit 1
 
 
 @compiled
-def test_a_compiler_without_threads_makes_vectors_all_the_same(source, tmp_path, monkeypatch):
+def test_a_compiler_without_threads_makes_vectors_all_the_same_and_says_so(source, tmp_path, monkeypatch, caplog):
     said = tmp_path / "said"
     bare = tmp_path / "c++"
     bare.write_text(
@@ -126,6 +128,74 @@ exec {" ".join(native._command())} "$@"
     source.write_text("#ifdef _OPENMP\n#error threads\n#endif\n" + SOURCE)
     assert native.load(source).answer() == 42
     assert "-fopenmp-simd" in said.read_text().splitlines()[-1].split()
+    for _ in range(2):  # made, and found
+        assert "makes code without threads, which is slower" in caplog.text
+        assert native.engine() == f"{native.compiler()}, without threads"
+        caplog.clear()
+        monkeypatch.setattr(native, "_without", [])
+        native._load.cache_clear()
+            assert native.load(source).answer() == 42
+
+
+@compiled
+def test_a_disk_without_room_is_done_without(source, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    full = tmp_path / "c++"
+    full.write_text(
+        f"""#!/bin/sh
+case "$*" in *{cache}*) echo "error: No space left on device" >&2; exit 1;; esac
+exec {" ".join(native._command())} "$@"
+"""
+    )
+    full.chmod(0o755)
+    monkeypatch.setenv("CXX", str(full))
+    assert native.load(source).answer() == 42
+    assert not list((cache / "native").glob("*.so"))
+
+
+@compiled
+def test_a_broken_file_that_cannot_be_made_anew_is_done_without(source, monkeypatch):
+    native.load(source)
+    (library,) = (Path(os.environ["ATTNBENCH_CACHE"]) / "native").glob("*.so")
+    library.unlink()  # what is loaded stays as it is
+    library.write_text("broken")
+    native._load.cache_clear()
+    monkeypatch.setattr(native, "making", lambda path: (_ for _ in ()).throw(PermissionError(errno.EACCES, "no")))
+    assert native.load(source).answer() == 42
+    assert library.read_text() == "broken"
+
+
+@compiled
+def test_a_folder_that_cannot_be_entered_is_done_without(source, monkeypatch):
+    def refuse(*given):
+        raise PermissionError(errno.EACCES, "no")
+
+    monkeypatch.setattr(native, "_made", refuse)
+    monkeypatch.setattr(Path, "is_file", refuse)
+    assert native.load(source).answer() == 42
+
+
+@compiled
+def test_a_compiler_that_was_killed_leaves_no_slower_library(source, tmp_path, monkeypatch):
+    count, killed = tmp_path / "count", tmp_path / "c++"
+    killed.write_text(f"#!/bin/sh\n[ $1 = --version ] && echo it && exit 0\necho >> {count}\nkill -9 $$\n")
+    killed.chmod(0o755)
+    monkeypatch.setenv("CXX", str(killed))
+    assert native.load(source) is None
+    assert len(count.read_text()) == 1
+
+
+@compiled
+def test_what_a_compiler_started_ends_with_its_time(source, tmp_path, monkeypatch):
+    """As g++ has others work for it."""
+    child, slow = tmp_path / "child", tmp_path / "c++"
+    slow.write_text(f"#!/bin/sh\n[ $1 = --version ] && echo it && exit 0\nsleep 60 & echo $! > {child}\nwait\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("CXX", str(slow))
+    monkeypatch.setattr(native, "_PATIENCE", 1)
+    assert native.load(source) is None
+    state = Path(f"/proc/{child.read_text().strip()}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in ("Z", "X")
 
 
 @compiled

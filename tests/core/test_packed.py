@@ -93,7 +93,9 @@ def test_blocks_within_blocks_end_with_the_outer_one():
         assert is_packed(net)
     assert not is_packed(net)
     assert len(pack(net)) == 2
-    assert pack(net) == []
+    with packed(net):
+        pass
+    assert is_packed(net)
 
 
 @needs_packing
@@ -350,21 +352,16 @@ def test_a_model_that_cannot_be_packed_stays_as_it_was():
 
 
 @needs_packing
-def test_blocks_of_two_threads_end_each_for_itself(monkeypatch):
+def test_what_is_packed_stays_until_the_last_block_of_any_thread_ends():
     net, states, both = model(), torch.randn(5, 24), threading.Barrier(2, timeout=30)
-    wanted, found, way = net(states).detach(), [], module._way(torch.float32)
-
-    def together(dtype: torch.dtype) -> object:
-        both.wait()  # each of the two packs each layer
-        return way
-
-    monkeypatch.setattr(module, "_way", together)
+    wanted, found = [], []
+    with torch.no_grad(), packed(net, "int8"):
+        wanted.append(net(states))
 
     def multiply_it(last: bool) -> None:
-        with torch.no_grad(), packed(net):
+        with torch.no_grad(), packed(net, "int8"):
             both.wait()
             found.append(net(states))
-            both.wait()
             if last:
                 other.join()
                 found.append(net(states))
@@ -373,6 +370,19 @@ def test_blocks_of_two_threads_end_each_for_itself(monkeypatch):
     other.start()
     multiply_it(True)
     assert len(found) == 3
-    for each in found:
-        torch.testing.assert_close(each, wanted, rtol=1e-5, atol=1e-6)
+    assert all(torch.equal(each, wanted[0]) for each in found)
     assert not is_packed(net)
+
+
+def test_a_module_that_says_so_is_not_rounded():
+    class Owner(nn.Module):
+        exact = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(24, 24))
+
+    net = nn.ModuleList([Owner(), nn.Linear(24, 24)])
+    with packed(net, "int8"):
+        assert "forward" not in vars(net[0].inner[0])
+        assert "forward" in vars(net[1])

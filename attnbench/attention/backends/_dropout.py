@@ -36,7 +36,14 @@ def kept_at(drawn, q, k, keys, rate):
     """kept_in, by places. Places are counted in a head's own steps, or heads could share their draws, in another order;
     the bits are mixed as in Wellons's lowbias32 (nullprogram.com/blog/2018/07/31), but for its end, which moves low
     bits alone: nothing hangs on them here."""
-    bits = (q * keys + k).to(tl.uint32, bitcast=True) * (drawn.to(tl.uint32) | 1) + (drawn >> 32).to(tl.uint32)
-    bits = (bits ^ (bits >> 16)) * 0x7FEB352D
-    bits = (bits ^ (bits >> 15)) * 0x846CA68B
+    bits = _times((q * keys + k).to(tl.uint32, bitcast=True), drawn.to(tl.uint32) | 1)
+    bits = tl.add(bits, (drawn >> 32).to(tl.uint32), sanitize_overflow=False)
+    bits = _times(bits ^ (bits >> 16), 0x7FEB352D)
+    bits = _times(bits ^ (bits >> 15), 0x846CA68B)
     return tl.where(bits >= tl.cast(rate * 4294967296.0, tl.uint32), 1.0 / (1.0 - rate), 0.0)
+
+
+@triton.jit
+def _times(bits, other):
+    """Of 32 bits, the lower 32; TRITON_DEBUG shall not take that for a fault."""
+    return tl.mul(bits, other, sanitize_overflow=False)

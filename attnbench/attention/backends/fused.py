@@ -33,6 +33,8 @@ _ALL = 1 << 30
 """More keys than there are: top-k is softmax."""
 LONG: dict[FusedKind, int] = {"topk": 1280, "sparsemax": 1024, "entmax15": 3072}
 """The fewest keys that are listed, by kind; an alpha nearer to 1 leaves more weights than lists pay for."""
+_MOST_DROPPED = 1 - 2**-24
+"""The largest rate of dropout below 1 in float32."""
 _TURNS = 4
 """Blocks of queries that one program goes through, at most, where the keys are one block."""
 FEWEST = 64
@@ -106,8 +108,9 @@ def attend(
     # drawn on the device, or a call that is recorded would drop the same weights whenever it is played
     seed = torch.randint(1 << 62, (1,), device=query.device) if dropout else None
     given = _Given(
-        _KINDS[transform.kind], transform.k or _ALL, scale, causal, dropout, _room(transform, query, keys, scale)
-    )
+        _KINDS[transform.kind], transform.k or _ALL, scale, causal, min(dropout, _MOST_DROPPED),
+        _room(transform, query, keys, scale),
+    )  # fmt: skip
     context: Tensor = _Attention.apply(query, keys, held, excess, valid, seed, given)  # pyright: ignore[reportAssignmentType]
     return context.to(values.dtype)
 

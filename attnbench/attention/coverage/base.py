@@ -16,6 +16,8 @@ from attnbench.core.spec import Spec
 class Coverage(nn.Module, ABC):
     """`C_{t,j} = g(C_{t-1,j}, alpha_{t,j}, h_j, s_t)`, C_0 = 0; the score of step t sees C_{t-1}."""
 
+    exact: ClassVar[bool] = True
+    """Its layers are not rounded where a search multiplies whole numbers of 8 bits (core/packed.py)."""
     width: int
     """d, the width of C."""
 

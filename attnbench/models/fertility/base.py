@@ -21,6 +21,8 @@ Needs = Literal["nothing", "lessons", "oracle"]
 class Fertility(nn.Module, ABC):
     """Gives each position of the sources its fertility; what it gives the last one, the sink, is not looked at."""
 
+    exact: ClassVar[bool] = True
+    """Its layers are not rounded where a search multiplies whole numbers of 8 bits (core/packed.py)."""
     needs: ClassVar[Needs] = "nothing"
     """lessons: `learn` is called before training; what it learned is part of the weights. oracle: every source has to
     bring its own fertilities."""
