@@ -134,7 +134,7 @@ exec {" ".join(native._command())} "$@"
         caplog.clear()
         monkeypatch.setattr(native, "_without", [])
         native._load.cache_clear()
-            assert native.load(source).answer() == 42
+        assert native.load(source).answer() == 42
 
 
 @compiled
