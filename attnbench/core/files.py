@@ -211,7 +211,7 @@ _Safe: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_Safe):
-    """Safe YAML with the numbers and truth values of YAML 1.2: `1e-3` is a float, `no` is a string."""
+    """Safe YAML with the numbers and truth values of YAML 1.2: `1e-3` is a float, `no` is a string. But `1e3` is 1000."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -234,7 +234,14 @@ def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     return int(str(loader.construct_scalar(node)).replace("_", ""))  # PyYAML reads 010 as octal
 
 
+def _real(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int | float:
+    """`1e5` is a whole number, as who writes `max_steps: 1e5` means; fields of floats take it too."""
+    whole = re.fullmatch(r"([-+]?[0-9_]+)[eE]\+?([0-9]|1[0-5])", str(loader.construct_scalar(node)))
+    return int(whole[1].replace("_", "")) * 10 ** int(whole[2]) if whole else loader.construct_yaml_float(node)
+
+
 _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+_Loader.add_constructor("tag:yaml.org,2002:float", _real)
 
 
 def _length(node: yaml.Node | None, known: dict[int, int]) -> int:

@@ -40,8 +40,11 @@ def value_of(text: str):
     ("text", "value"),
     [
         ("1e-3", 1e-3),
-        ("2E5", 2e5),
-        ("1e3", 1000.0),
+        ("2E5", 200_000),
+        ("1e3", 1000),
+        ("1_0e+2", 1000),
+        ("1e99", 1e99),
+        ("1.0e3", 1000.0),
         ("+.5", 0.5),
         ("5.", 5.0),
         ("-1.25e+2", -125.0),
@@ -58,7 +61,7 @@ def value_of(text: str):
         ("null", None),
     ],
 )
-def test_numbers_and_truth_values_are_those_of_yaml_1_2(text: str, value: object):
+def test_numbers_and_truth_values_are_those_of_yaml_1_2_and_whole_ones_are_whole(text: str, value: object):
     found = value_of(text)
     assert found == value
     assert type(found) is type(value)
