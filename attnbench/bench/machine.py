@@ -61,10 +61,11 @@ def set_up(runtime: Runtime) -> list[Choice]:
     returned = _fastest(lambda: torch.empty(block, dtype=torch.int8).fill_(1), device)
     keep_freed_memory()
     kept = _fastest(lambda: torch.empty(block, dtype=torch.int8).fill_(1), device)
-    compiler = native.engine()
+    of_searches = _of_searches(runtime.product_type)
+    compiler = native.engine()  # which knows what compiled code lacks once there is some
     return [
         Choice("float32 matrix products", products, before / after if sent else None),
-        Choice(f"{searched} products of searches", *_of_searches(runtime.product_type)),
+        Choice(f"{searched} products of searches", *of_searches),
         Choice("int8 products of searches", f"by {packed.chosen(torch.int8)[0]}"),
         Choice("freed memory", "kept for the next step", returned / kept),
         Choice("transforms, and steps of decoding", f"compiled by {compiler}" if compiler else "torch operations"),

@@ -123,7 +123,7 @@ def _off_definition(function: Callable[[Tensor], Tensor], scores: Tensor) -> flo
     with torch.no_grad(), native.off():
         wanted = function(scores)
     with torch.no_grad():
-        return _farthest([function(scores)], [wanted])
+        return farthest([function(scores)], [wanted])
 
 
 def gradient_off(function: Callable[[Tensor], Tensor], scores: Tensor, upstream: Tensor) -> float:
@@ -135,7 +135,7 @@ def gradient_off(function: Callable[[Tensor], Tensor], scores: Tensor, upstream:
 
     with native.off():
         wanted = gradients()
-    return _farthest(gradients(), wanted)
+    return farthest(gradients(), wanted)
 
 
 def _learned(function: Callable[..., Tensor]) -> list[nn.Parameter]:
@@ -144,10 +144,17 @@ def _learned(function: Callable[..., Tensor]) -> list[nn.Parameter]:
     return list(function.parameters()) if isinstance(function, nn.Module) else []
 
 
-def _farthest(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
-    """The largest length of a difference, as a part of that of what is wanted."""
-    pairs = zip(found, wanted, strict=True)
-    apart = [(mine.float() - other).norm() / other.norm().clamp_min(1e-12) for mine, other in pairs]
+def farthest(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    """The largest length of a difference, as a part of that of what is wanted; or a tenth of the largest one at any
+    place (dimension -2, over all rows and heads) beside the length of places there, as the edges of blocks may be
+    wrong alone."""
+    apart: list[Tensor] = []
+    for mine, other in zip(found, wanted, strict=True):
+        off = mine.float() - other
+        apart.append(off.norm() / other.norm().clamp_min(1e-12))
+        if other.dim() > 1:
+            at, of = (each.transpose(0, -2).flatten(1).norm(dim=1) for each in (off, other))
+            apart.append(at.max() / of.square().mean().sqrt().clamp_min(1e-12) / 10)
     return float(torch.stack(apart).max())  # which keeps a NaN, wherever it stands
 
 
@@ -213,7 +220,7 @@ def _apart(function: Callable[..., Tensor], plain: Callable[..., Tensor], given:
     """How far contexts lie from those of all scores, in torch operations and float32, as a part of their length."""
     with native.off():
         wanted = _quiet(plain, [each.float() for each in given])
-    return _farthest([_quiet(function, given)], [wanted])
+    return farthest([_quiet(function, given)], [wanted])
 
 
 def slopes_apart(function: Callable[..., Tensor], plain: Callable[..., Tensor], given: list[Tensor]) -> float:
@@ -231,8 +238,8 @@ def slopes_apart(function: Callable[..., Tensor], plain: Callable[..., Tensor], 
     with native.off():
         wanted = slopes(plain, exact)
         learned = of_learned(plain) if _learned(plain) and _learned(function) else ()
-    found = _farthest(slopes(function, given), wanted)
-    return float(torch.tensor([found, _farthest(of_learned(function), learned)]).max()) if learned else found
+    found = farthest(slopes(function, given), wanted)
+    return float(torch.tensor([found, farthest(of_learned(function), learned)]).max()) if learned else found
 
 
 class Mixer:

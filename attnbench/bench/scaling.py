@@ -13,7 +13,18 @@ from attnbench.attention.catalog import build_transform
 from attnbench.attention.spec import AttentionSpec
 from attnbench.attention.types import Dims, Positions
 from attnbench.bench.models import operations
-from attnbench.bench.ops import HEAD, Method, Mixer, both_ways, gradient_off, moved, multiplied, on_a_gpu, slopes_apart
+from attnbench.bench.ops import (
+    HEAD,
+    Method,
+    Mixer,
+    both_ways,
+    farthest,
+    gradient_off,
+    moved,
+    multiplied,
+    on_a_gpu,
+    slopes_apart,
+)
 from attnbench.bench.results import Exponent
 from attnbench.bench.timer import Case, Timing
 from attnbench.core import native
@@ -93,7 +104,7 @@ def _memory(slots: int, device: torch.device) -> Case:
     def check() -> float:
         with native.off():
             wanted = run()
-        return float((run() - wanted).abs().max())
+        return farthest([run()], [wanted])
 
     own = check if device.type == "cpu" else None  # on a GPU the definition is all there is
     return Case(f"slots {slots}", "fixed_memory, a query", run, check=own, cost=lambda: operations(run))

@@ -97,8 +97,7 @@ def measure(
         if error is not None and not error <= limit:
             raise AttnbenchError(
                 f"{case.name} ({case.group}) lies {error:.1e} from its definition, and {limit:.0e} is allowed, so that "
-                "nothing was timed; please report it, and leave it out meanwhile: name others with --only, or leave "
-                "its package out of --against"
+                "nothing was timed; please report it; --only or --against may leave it out meanwhile"
             )
     costs = [None if case.cost is None or yardstick is None else case.cost() for case in cases]
     if yardstick is not None:

@@ -50,7 +50,10 @@ def speed(
     tolerance: Annotated[
         float | None, typer.Option("--tolerance", help="Part that a ratio may fall by; left out: 0.1.", min=0, max=1)
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for speed.json, speed.md and speed.svg.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder for speed.json, .md and .svg; beside what is compared with, for now.json."),
+    ] = None,
     device: common.Device = None,
     as_json: common.Json = False,
 ) -> None:
@@ -102,6 +105,8 @@ def speed(
             report.show(common.console())
     except BrokenPipeError as error:  # who reads may have left: it is written, and what fell is told
         left = error
+    except SystemExit:  # so rich says the same
+        left = BrokenPipeError()
     finally:
         if out is not None and not report.write(out, stem):
             typer.echo(f"no {stem}.svg: matplotlib is not installed (pip install 'attnbench[plot]')", err=True)

@@ -211,7 +211,7 @@ _Safe: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_Safe):
-    """Safe YAML with the numbers and truth values of YAML 1.2: `1e-3` is a float, `no` is a string. But `1e3` is 1000."""
+    """Safe YAML with the numbers and truth values of YAML 1.2: `1e-3` is a float, `no` a string. But `1e3` is 1000."""
 
 
 _Loader.yaml_implicit_resolvers = {

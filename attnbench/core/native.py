@@ -209,8 +209,6 @@ def _made(source: Path, target: Path) -> Path:
             try:
                 _compile(source, target)
             except subprocess.CalledProcessError as error:
-                if any(words in error.stderr for words in _NO_ROOM):  # here; there may be elsewhere
-                    raise OSError(errno.ENOSPC, error.stderr, str(target.parent)) from None
                 if not _passes(error.stderr):
                     refused.write_text(error.stderr, encoding="utf-8")
                 raise subprocess.SubprocessError(error.stderr) from None
@@ -220,10 +218,10 @@ def _made(source: Path, target: Path) -> Path:
 def _note_what_lacks(target: Path) -> None:
     """Say once what compiled code does without: it is slower as long as it is kept."""
     try:
-        what = target.with_suffix(_LACKING).read_text(encoding="utf-8", errors="replace")
+        lacking = target.with_suffix(_LACKING).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return
-    if what not in _without:
+    for what in set(lacking) - set(_without):
         _without.append(what)
         _log.warning(
             "the C++ compiler makes code without %s, which is slower (clang++ wants libomp); another one, or a newer, "
@@ -260,8 +258,8 @@ def _counted() -> Iterator[None]:
 @functools.cache
 def _warn_uncached(folder: Path) -> None:
     _log.warning(
-        "%s cannot be written to, or keeps no locks: every process compiles C++ sources anew; set ATTNBENCH_CACHE to "
-        "a folder of your own", folder,
+        "%s cannot be written to, or keeps no locks, or is full: every process compiles C++ sources anew; make room "
+        "there, or set ATTNBENCH_CACHE to a folder of your own", folder,
     )  # fmt: skip
 
 
@@ -284,7 +282,8 @@ def _remade(source: Path, target: Path) -> ctypes.CDLL:
 
 
 def _compile(source: Path, target: Path) -> None:
-    """Raises CalledProcessError with what the compiler said of the source, or of the first way."""
+    """Raises CalledProcessError with what the compiler said of the source, or of the first way; OSError where there is
+    no room."""
     half = target.with_suffix(f".{os.getpid()}")
     lacking = target.with_suffix(_LACKING)
     said: list[str] = []
@@ -294,6 +293,8 @@ def _compile(source: Path, target: Path) -> None:
                 command = [*(_command() or ()), *_FLAGS, *_SILENT, machine, *loops, str(source), "-o", str(half)]
                 done = _run(command)
                 fault = done.stderr if done.returncode else _load_fault(half)
+                if done.returncode < 0:
+                    fault = f"Killed by signal {-done.returncode}. {done.stderr}"
                 if fault is None:
                     lacking.unlink(missing_ok=True)
                     missed = _missed(machine, loops)
@@ -303,7 +304,9 @@ def _compile(source: Path, target: Path) -> None:
                     os.replace(half, target)
                     return
                 said.append(fault.strip()[:500])
-                if done.returncode < 0 or _passes(fault):  # with other options it might work, and be slower for good
+                if any(words in fault for words in _NO_ROOM):  # here; there may be elsewhere
+                    raise OSError(errno.ENOSPC, said[-1], str(target.parent))
+                if _passes(fault):  # with other options it might work, and be slower for good
                     raise subprocess.CalledProcessError(1, str(source), stderr=said[-1])
     finally:
         half.unlink(missing_ok=True)  # what a compiler that was stopped had written
@@ -316,13 +319,8 @@ def _compile(source: Path, target: Path) -> None:
 def _missed(machine: str, loops: Sequence[str]) -> str:
     """What code of these options does without."""
     own = machine == _MACHINE[0] or platform.machine() not in ("x86_64", "AMD64")
-    return " and ".join(
-        [
-            *([] if own else ["this processor's instructions"]),
-            *([] if loops == _LOOPS[0] else ["threads"]),
-            *([] if loops else ["vectors"]),
-        ]
-    )
+    lacks = {"this processor's instructions": not own, "threads": loops != _LOOPS[0]}
+    return "\n".join(what for what, missed in lacks.items() if missed)
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -335,8 +333,12 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     try:
         out, said = started.communicate(timeout=_PATIENCE)
     except BaseException:  # g++ has others work for it
-        os.killpg(started.pid, signal.SIGKILL)
-        started.communicate()
+        with suppress(ProcessLookupError, PermissionError):  # it has just ended
+            os.killpg(started.pid, signal.SIGKILL)
+        for pipe in (started.stdout, started.stderr):
+            assert pipe is not None
+            pipe.close()  # one that outlives it may hold them
+        started.wait()
         raise
     return subprocess.CompletedProcess(command, started.returncode, out, said)
 

@@ -69,6 +69,7 @@ def pack(model: nn.Module, quantized: Quantization | None = None) -> list[nn.Lin
         each for owner in model.modules() if quantized and getattr(owner, "exact", False) for each in owner.modules()
     }
     held: list[nn.Linear] = []
+    way = _way(dtype)  # which may be measured, or compiled
     with _changing:
         for each in model.modules():
             before = _packed_in(each)
@@ -80,8 +81,8 @@ def pack(model: nn.Module, quantized: Quantization | None = None) -> list[nn.Lin
                     continue
                 before = _packed_in(layer)
                 if before is None and _serves(layer, quantized):
-                    way = _way(dtype) if layer.weight.device.type == "cpu" else _Defined
-                    before = None if way is None else _Packed(layer, dtype, way)
+                    by = way if layer.weight.device.type == "cpu" else _Defined
+                    before = None if by is None else _Packed(layer, dtype, by)
                 if before is not None:
                     before.holders += 1
                     layer.forward = before

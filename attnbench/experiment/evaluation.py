@@ -116,7 +116,7 @@ def _require_effect(override: str) -> None:
 def _tell_what_changes_nothing(spec: CellSpec, override: str) -> None:
     given = _path(override).split(".")
     for path, why in unused_fields(spec):
-        if list(path[: len(given)]) == given:
+        if all(mine == theirs for mine, theirs in zip(given, path, strict=False)):  # the one lies within the other
             log.warning("--set %s: %s changes nothing: %s", override, dotted(path), why)
 
 

@@ -27,6 +27,13 @@ def test_torch_trains_as_many_tokens():
     theirs.run()
 
 
+def test_on_a_gpu_torch_is_timed_as_shipped_alone():
+    (peer,) = peers.find(["torch"])
+    assert peer.training is not None
+    for device, count in ((CPU, 2), (torch.device("cuda"), 1)):
+        assert len(peer.training("tiny", 1, device)) == count
+
+
 def test_torch_has_the_parameters_of_the_model_here_but_for_its_positions_and_last_norms():
     spec = models.fields_of("tiny")
     ours = models.build("tiny", {"transform": "softmax"}, CPU)

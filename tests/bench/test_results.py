@@ -163,6 +163,8 @@ def test_what_a_faster_baseline_leaves_behind_has_not_become_slower():
     now = document(section(timing("base", 0.5, share=1.0), timing("a", 1.0, share=0.49)))
     found = compare(before, now, 0.1)
     assert ([each.name for each in found.outrun], found.fallen, found.worse) == (["a"], [], False)
+    noise = document(section(timing("base", 1.0, share=0.55), timing("a", 1.15, share=0.48)))  # the yardstick's
+    assert [each.name for each in compare(before, noise, 0.1).fallen] == ["a"]
     slower = document(section(timing("base", 0.9, share=0.5), timing("a", 1.0, share=0.45)))
     found = compare(before, slower, 0.05)
     assert ([each.name for each in found.fallen], found.outrun) == (["a"], ())
@@ -179,7 +181,7 @@ def test_other_rounds_are_told():
     before, now = document(section(timing("base", 1.0))), document(section(timing("base", 1.0)))
     before.update(rounds=5, quick=False)
     now.update(rounds=1, quick=False)
-    assert compare(before, now, 0.1).notes == ("rounds was 5, now 1: the least of other times",)
+    assert compare(before, now, 0.1).notes == ("rounds was 5, now 1: least times of other cases or rounds",)
 
 
 def test_where_there_is_no_baseline_each_is_compared_with_the_machine():

@@ -201,6 +201,28 @@ def test_weights_are_averaged_as_asked_whatever_was_scored(invoke, cell):
     assert f"--step {steps[0]} and --set train.average=2 exclude each other" in told
 
 
+def test_a_state_that_was_not_copied_is_named(invoke, cell):
+    (cell / "result.json").unlink()
+    for state in cell.glob("checkpoints/*/state.pt"):
+        state.unlink()
+    assert (
+        "state.pt is gone, which tells the best checkpoint; choose one with --step"
+        in invoke("eval", cell, code=4).stderr
+    )
+
+
+@pytest.mark.parametrize(("given", "told"), [
+    ("search.size=1", None), ("search.penalty={kind: wu, alpha: 0.6}", "search.penalty"),
+    ("search.penalty.alpha=0.7", "search.penalty"),
+])  # fmt: skip
+def test_what_changes_nothing_is_told(given, told, invoke, cell):
+    wu = ("--set", "search.kind=beam", "--set", "search.size=1", "--set", "search.penalty={kind: wu, alpha: 0.6}")
+    said = invoke("eval", cell, "--split", "valid", *wu, "--set", given).stderr
+    assert (f"--set {given}: " in said) == (told is not None)
+    if told:
+        assert f"--set {given}: {told} changes nothing: a beam of size 1 has nothing to rank" in said
+
+
 @pytest.mark.parametrize("content", [b"", b"PK"])
 def test_a_damaged_state_is_named(invoke, cell, content):
     (cell / "result.json").unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from attnbench.bench import machine, ops, plans
 from attnbench.bench.run import Report
 from attnbench.bench.timer import Case
+from attnbench.cli import common
 from attnbench.train import runtime
 
 
@@ -135,6 +137,18 @@ def test_what_is_compared_with_stays(factor, code, invoke):
     assert "found/speed.json stays what later runs are compared with; this run is in found/now.json" in said
     assert json.loads(path.read_text()) == document
     assert json.loads(Path("found/now.json").read_text())["finished"]
+
+
+@pytest.mark.parametrize("shown", [(), ("--json",)])
+def test_a_reader_who_left_hides_no_fall(shown, invoke, monkeypatch):
+    invoke(*RUN, "--out", "found")
+    path = Path("found/speed.json")
+    document = json.loads(path.read_text())
+    scale(document, 1e9)
+    path.write_text(json.dumps(document))
+    monkeypatch.setattr(Report, "show", lambda *given: sys.exit(1))  # as rich does
+    monkeypatch.setattr(common, "emit_json", lambda *given: (_ for _ in ()).throw(BrokenPipeError()))
+    assert "ratios fell by more than" in invoke(*RUN, "--compare", str(path), *shown, code=1).stderr
 
 
 def test_a_case_that_is_no_longer_measured_is_told(invoke):

@@ -155,14 +155,37 @@ exec {" ".join(native._command())} "$@"
 
 @compiled
 def test_a_broken_file_that_cannot_be_made_anew_is_done_without(source, monkeypatch):
-    native.load(source)
-    (library,) = (Path(os.environ["ATTNBENCH_CACHE"]) / "native").glob("*.so")
-    library.unlink()  # what is loaded stays as it is
-    library.write_text("broken")
-    native._load.cache_clear()
+    library = broken_in_another_cache(source, monkeypatch)
     monkeypatch.setattr(native, "making", lambda path: (_ for _ in ()).throw(PermissionError(errno.EACCES, "no")))
     assert native.load(source).answer() == 42
     assert library.read_text() == "broken"
+
+
+@compiled
+def test_a_broken_file_where_there_is_no_room_is_done_without(source, monkeypatch):
+    library = broken_in_another_cache(source, monkeypatch)
+    run = native._run
+
+    def full(command):
+        if command[-1].startswith(str(library.parent)):
+            return subprocess.CompletedProcess(command, 1, "", "error: No space left on device")
+        return run(command)
+
+    monkeypatch.setattr(native, "_run", full)
+    assert native.load(source).answer() == 42
+    assert library.read_text() == "broken"
+
+
+def broken_in_another_cache(source, monkeypatch):
+    """A file that does not load where the library is looked for; what was loaded by its path would be found again."""
+    native.load(source)
+    (made,) = (Path(os.environ["ATTNBENCH_CACHE"]) / "native").glob("*.so")
+    broken = source.parent / "other" / "native" / made.name
+    broken.parent.mkdir(parents=True)
+    broken.write_text("broken")
+    monkeypatch.setenv("ATTNBENCH_CACHE", str(source.parent / "other"))
+    native._load.cache_clear()
+    return broken
 
 
 @compiled
@@ -183,6 +206,7 @@ def test_a_compiler_that_was_killed_leaves_no_slower_library(source, tmp_path, m
     monkeypatch.setenv("CXX", str(killed))
     assert native.load(source) is None
     assert len(count.read_text()) == 1
+    assert not list((tmp_path / "cache" / "native").glob("*.refused"))
 
 
 @compiled
@@ -250,13 +274,10 @@ def test_what_was_refused_once_is_not_tried_again(source, monkeypatch, caplog):
 
 
 @compiled
-def test_a_broken_file_is_made_anew(source, tmp_path):
+def test_a_broken_file_is_made_anew(source, monkeypatch):
+    library = broken_in_another_cache(source, monkeypatch)
     assert native.load(source).answer() == 42
-    (made,) = (tmp_path / "cache" / "native").glob("answer-*.so")
-    made.unlink()  # another file: what is loaded stays as it is
-    made.write_bytes(b"half a library")
-    native._load.cache_clear()
-    assert native.load(source).answer() == 42
+    assert library.read_bytes() != b"broken"
 
 
 @compiled

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from attnbench.core.errors import AttnbenchError
 from attnbench.data.base import PAD
 from attnbench.experiment import timing
 from attnbench.experiment.executor import attempt
@@ -85,6 +86,16 @@ def test_outputs_of_full_length_hang_on_no_training(parts: Any, bench: Any, kind
         task, model, data, TimingSpec(decode_runs=1, full_length=True, sentences=1), searcher, RUNTIME, 4096
     )
     assert metrics.values["steps"] == sum(len(best.tokens) for best in decoded.values())
+
+
+def test_too_little_memory_is_told_with_its_mend(parts: Any):
+    task, model, data, spec = parts
+
+    def full(*given: Any) -> Any:
+        raise RuntimeError("CUDA out of memory")
+
+    with pytest.raises(AttnbenchError, match=r"the decoding of 6 sentences at once; give timing\.sentences, say 1,"):
+        time_decoding(task, model, data, TimingSpec(decode_runs=1), Counted(full, spec), RUNTIME, 4096)
 
 
 def test_the_encoder_is_timed_as_the_search_uses_it(parts: Any):

@@ -81,6 +81,15 @@ def test_empty_lines_and_unknown_words_have_a_place(spec, data):
     assert all(np.isfinite(table).all() for table in found)
 
 
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_line_that_is_too_long_is_named(spec, data, side):
+    model = build(spec, {**MODELS["transformer"], "max_length": 12})
+    sources, targets = ["a"] * 2, ["a"] * 2
+    {"source": sources, "target": targets}[side][1] = "a " * 40
+    with pytest.raises(SpecError, match=rf"line 2 of the {side} has \d+ tokens, and the model reads 12"):
+        word_attention(model, data, sources, targets)
+
+
 def test_a_model_without_attention_is_told(spec, data):
     model = build(
         spec, {"kind": "lstm", "layers": 1, "width": 8, "readout": "state", "attention": {"cross": {"module": "none"}}}

@@ -36,8 +36,8 @@ def kept_at(drawn, q, k, keys, rate):
     """kept_in, by places. Places are counted in a head's own steps, or heads could share their draws, in another order;
     the bits are mixed as in Wellons's lowbias32 (nullprogram.com/blog/2018/07/31), but for its end, which moves low
     bits alone: nothing hangs on them here."""
-    bits = _times((q * keys + k).to(tl.uint32, bitcast=True), drawn.to(tl.uint32) | 1)
-    bits = tl.add(bits, (drawn >> 32).to(tl.uint32), sanitize_overflow=False)
+    place = _plus(_times(q, keys), k).to(tl.uint32, bitcast=True)
+    bits = _plus(_times(place, drawn.to(tl.uint32) | 1), (drawn >> 32).to(tl.uint32))
     bits = _times(bits ^ (bits >> 16), 0x7FEB352D)
     bits = _times(bits ^ (bits >> 15), 0x846CA68B)
     return tl.where(bits >= tl.cast(rate * 4294967296.0, tl.uint32), 1.0 / (1.0 - rate), 0.0)
@@ -46,4 +46,9 @@ def kept_at(drawn, q, k, keys, rate):
 @triton.jit
 def _times(bits, other):
     """Of 32 bits, the lower 32; TRITON_DEBUG shall not take that for a fault."""
-    return tl.mul(bits, other, sanitize_overflow=False)
+    return tl.core.mul(bits, other, sanitize_overflow=False)
+
+
+@triton.jit
+def _plus(bits, other):
+    return tl.core.add(bits, other, sanitize_overflow=False)
