@@ -318,7 +318,7 @@ def _speeds(document: dict[str, Any]) -> dict[Key, tuple[float, float]]:
         (section["title"], each["group"], each["name"]): (each["pace"], 1 / each["low"])
         for section in document["sections"]
         for each in section["timings"]
-        if each.get("pace") is not None
+        if each.get("pace") is not None and each.get("low")
     }
 
 

@@ -69,7 +69,8 @@ def pack(model: nn.Module, quantized: Quantization | None = None) -> list[nn.Lin
         each for owner in model.modules() if quantized and getattr(owner, "exact", False) for each in owner.modules()
     }
     held: list[nn.Linear] = []
-    way = _way(dtype)  # which may be measured, or compiled
+    # which may be measured, or compiled: others do not wait for it
+    way = _way(dtype) if any(each.device.type == "cpu" for each in model.parameters()) else None
     with _changing:
         for each in model.modules():
             before = _packed_in(each)
