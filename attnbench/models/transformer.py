@@ -347,10 +347,9 @@ class Transformer(Seq2SeqModel):
     def reorder(self, state: TransformerState, rows: Int[Tensor, "R"], shared: int) -> TransformerState:
         moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
         held = [
-            each[:, :, shared : cache.filled]
-            for cache in state.caches
-            for each in (cache.keys, cache.values)
-            if each is not None
+            each
+            for layer, cache in zip(self.decoder, state.caches, strict=True)
+            for each in layer.attention.held(cache, shared)
         ]
         relocate(held, moved, rows[moved])  # the first `shared` positions stay, and so do rows that stand
         received = None if state.received is None else state.received.index_select(0, rows)

@@ -401,6 +401,16 @@ def test_fixed_memory_refuses_what_needs_bounds(monkeypatch):
         models.parse(bounded)  # a model that steps admits such a transform, but not over slots
 
 
+def test_a_beam_moves_what_an_attention_says_that_its_cache_holds(monkeypatch):
+    model = build(Sizes(9, 9, False), layers=2, width=16, heads=2, ffn=16, tie="none").eval()
+    memory = model.encode(Source(torch.randint(3, 9, (1, 4)), torch.ones(1, 4).bool()))
+    state = model.widen(model.start(memory, 5), 3)
+    running = torch.arange(3.0).view(3, 1, 1, 1)
+    monkeypatch.setattr(model.decoder[1].attention, "held", lambda cache, shared: [running])
+    model.reorder(state, torch.tensor([2, 1, 0]), 0)
+    assert running.flatten().tolist() == [2.0, 1.0, 0.0]
+
+
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("size", [2, 4])
 def test_beams_move_what_differs_alone_and_find_the_same(seed, size, monkeypatch):

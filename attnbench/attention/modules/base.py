@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
 from attnbench.attention.site import Site, Stage
@@ -69,8 +69,7 @@ class Attention(nn.Module, ABC):
 
 
 class SelfAttention(Attention):
-    """Attention over a sequence that grows: its Memory can be a cache, of which rows stand in dimension 0 and positions
-    in dimension 2 of keys and values, and nothing else hangs on the sequence: so a beam moves them."""
+    """Attention over a sequence that grows: its Memory can be a cache."""
 
     @abstractmethod
     def allocate(self, rows: int, capacity: int, like: Tensor) -> Memory:
@@ -79,6 +78,11 @@ class SelfAttention(Attention):
     @abstractmethod
     def append(self, memory: Memory, new: Float[Tensor, "B Q D"]) -> Memory:
         """The cache with Q more positions. Written in place: the Memory passed in is spent."""
+
+    def held(self, memory: Memory, shared: int) -> list[Shaped[Tensor, "B ..."]]:
+        """What a cache knows of each row, but for what its first `shared` positions gave: a beam moves these rows, in
+        place. Keys and values by position, unless a module says otherwise."""
+        return [each[:, :, shared : memory.filled] for each in (memory.keys, memory.values) if each is not None]
 
 
 class ModuleSpec(Spec):
