@@ -181,7 +181,7 @@ def _definition(bound: Task, model: Seq2SeqModel, runtime: Runtime) -> Accumulat
 def _slopes(
     model: Seq2SeqModel, gradients_of: Accumulate, batch: Batch, before: int = 0
 ) -> tuple[float, dict[str, torch.Tensor]]:
-    """The loss of a token, and the gradient of each parameter. before: so many calls, as before what is timed."""
+    """The loss of a token, and the gradient of each parameter. before: calls that go before, as when timed."""
     model.train()
     for _ in range(before):
         gradients_of([batch])

@@ -72,10 +72,10 @@ def time_decoding(
     except RuntimeError as error:
         if not is_full(error):
             raise
-        longest = max(len(batch.index) for batch in batches)
+        largest = max(len(batch.index) for batch in batches)
         raise AttnbenchError(
-            f"the GPU's memory is too small to time the decoding of {longest} sentences at once; give "
-            f"timing.sentences, say {max(1, longest // 4)}, or leave timing out"
+            f"the GPU's memory is too small to time the decoding of {largest} sentences at once; give "
+            f"timing.sentences, say {max(1, largest // 4)}, or leave timing out"
         ) from None
     steps = stepped.steps // spec.decode_runs
     mean = statistics.fmean(seconds)

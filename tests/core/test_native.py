@@ -37,6 +37,19 @@ def source(tmp_path, monkeypatch):
     native.compiler.cache_clear()
 
 
+@pytest.fixture
+def compile_by(tmp_path, monkeypatch):
+    """Makes a script the C++ compiler."""
+
+    def take(script):
+        compiler = tmp_path / "c++"
+        compiler.write_bytes(script if isinstance(script, bytes) else script.encode())
+        compiler.chmod(0o755)
+        monkeypatch.setenv("CXX", str(compiler))
+
+    return take
+
+
 @compiled
 def test_compiled_once_and_again_when_the_source_changes(source, tmp_path):
     assert native.load(source).answer() == 42
@@ -93,9 +106,8 @@ def test_the_time_of_compiling_is_counted_once(source):
     assert native.compiling_seconds() - before == taken
 
 
-def test_a_fault_of_the_source_goes_before_one_of_an_option(source, tmp_path, monkeypatch, caplog):
-    picky = tmp_path / "c++"
-    picky.write_text(
+def test_a_fault_of_the_source_goes_before_one_of_an_option(source, compile_by, caplog):
+    compile_by(
         """#!/bin/sh
 case "$*" in
 *--version*) echo picky 1; exit;;
@@ -105,26 +117,23 @@ esac
 exit 1
 """
     )
-    picky.chmod(0o755)
-    monkeypatch.setenv("CXX", str(picky))
     with caplog.at_level(logging.WARNING):
         assert native.load(source) is None
     assert "this is no program" in caplog.text
 
 
 @compiled
-def test_a_compiler_without_threads_makes_vectors_all_the_same_and_says_so(source, tmp_path, monkeypatch, caplog):
+def test_a_compiler_without_threads_makes_vectors_all_the_same_and_says_so(
+    source, compile_by, tmp_path, monkeypatch, caplog
+):
     said = tmp_path / "said"
-    bare = tmp_path / "c++"
-    bare.write_text(
+    compile_by(
         f"""#!/bin/sh
 for word; do test "$word" = -fopenmp && echo "error: no threads here" >&2 && exit 1; done
 echo "$*" >> {said}
 exec {" ".join(native._command())} "$@"
 """
     )
-    bare.chmod(0o755)
-    monkeypatch.setenv("CXX", str(bare))
     source.write_text("#ifdef _OPENMP\n#error threads\n#endif\n" + SOURCE)
     assert native.load(source).answer() == 42
     assert "-fopenmp-simd" in said.read_text().splitlines()[-1].split()
@@ -138,17 +147,14 @@ exec {" ".join(native._command())} "$@"
 
 
 @compiled
-def test_a_disk_without_room_is_done_without(source, tmp_path, monkeypatch):
+def test_a_disk_without_room_is_done_without(source, compile_by, tmp_path):
     cache = tmp_path / "cache"
-    full = tmp_path / "c++"
-    full.write_text(
+    compile_by(
         f"""#!/bin/sh
 case "$*" in *{cache}*) echo "error: No space left on device" >&2; exit 1;; esac
 exec {" ".join(native._command())} "$@"
 """
     )
-    full.chmod(0o755)
-    monkeypatch.setenv("CXX", str(full))
     assert native.load(source).answer() == 42
     assert not list((cache / "native").glob("*.so"))
 
@@ -199,23 +205,19 @@ def test_a_folder_that_cannot_be_entered_is_done_without(source, monkeypatch):
 
 
 @compiled
-def test_a_compiler_that_was_killed_leaves_no_slower_library(source, tmp_path, monkeypatch):
-    count, killed = tmp_path / "count", tmp_path / "c++"
-    killed.write_text(f"#!/bin/sh\n[ $1 = --version ] && echo it && exit 0\necho >> {count}\nkill -9 $$\n")
-    killed.chmod(0o755)
-    monkeypatch.setenv("CXX", str(killed))
+def test_a_compiler_that_was_killed_leaves_no_slower_library(source, compile_by, tmp_path):
+    count = tmp_path / "count"
+    compile_by(f"#!/bin/sh\n[ $1 = --version ] && echo it && exit 0\necho >> {count}\nkill -9 $$\n")
     assert native.load(source) is None
     assert len(count.read_text()) == 1
     assert not list((tmp_path / "cache" / "native").glob("*.refused"))
 
 
 @compiled
-def test_what_a_compiler_started_ends_with_its_time(source, tmp_path, monkeypatch):
+def test_what_a_compiler_started_ends_with_its_time(source, compile_by, tmp_path, monkeypatch):
     """As g++ has others work for it."""
-    child, slow = tmp_path / "child", tmp_path / "c++"
-    slow.write_text(f"#!/bin/sh\n[ $1 = --version ] && echo it && exit 0\nsleep 60 & echo $! > {child}\nwait\n")
-    slow.chmod(0o755)
-    monkeypatch.setenv("CXX", str(slow))
+    child = tmp_path / "child"
+    compile_by(f"#!/bin/sh\n[ $1 = --version ] && echo it && exit 0\nsleep 60 & echo $! > {child}\nwait\n")
     monkeypatch.setattr(native, "_PATIENCE", 1)
     assert native.load(source) is None
     state = Path(f"/proc/{child.read_text().strip()}/stat")
@@ -246,11 +248,8 @@ def test_a_compiler_that_is_named_and_is_not_there_is_told(source, monkeypatch, 
     assert "no-such-compiler is no C++ compiler that runs, everything is left to torch" in caplog.text
 
 
-def test_a_compiler_that_does_not_answer(source, tmp_path, monkeypatch):
-    broken = tmp_path / "c++"
-    broken.write_text("#!/bin/sh\nexit 3\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("CXX", str(broken))
+def test_a_compiler_that_does_not_answer(source, compile_by):
+    compile_by("#!/bin/sh\nexit 3\n")
     assert native.compiler() is None
     assert native.load(source) is None
 
@@ -308,21 +307,17 @@ def test_what_is_no_plain_tensor_is_not_read():
         "virtual memory exhausted: Cannot allocate memory",
     ],
 )
-def test_a_compiler_that_wanted_for_memory_is_asked_again(source, tmp_path, monkeypatch, said):
-    short = tmp_path / "c++"
-    short.write_text(f"#!/bin/sh\n[ $1 = --version ] && echo short && exit 0\necho '{said}' >&2\nexit 1\n")
-    short.chmod(0o755)
-    monkeypatch.setenv("CXX", str(short))
+def test_a_compiler_that_wanted_for_memory_is_asked_again(source, compile_by, tmp_path, said):
+    compile_by(f"#!/bin/sh\n[ $1 = --version ] && echo short && exit 0\necho '{said}' >&2\nexit 1\n")
     assert native.load(source) is None
     assert not list((tmp_path / "cache" / "native").glob("*.refused"))
 
 
 @compiled
-def test_a_passing_fault_does_not_leave_a_slower_library(source, tmp_path, monkeypatch):
+def test_a_passing_fault_does_not_leave_a_slower_library(source, compile_by, tmp_path):
     """Nor are other options tried after it."""
     once, count = tmp_path / "once", tmp_path / "count"
-    flaky = tmp_path / "c++"
-    flaky.write_text(
+    compile_by(
         f"""#!/bin/sh
 [ $1 = --version ] && echo flaky && exit 0
 echo >> {count}
@@ -330,8 +325,6 @@ echo >> {count}
 exec {" ".join(native._command())} "$@"
 """
     )
-    flaky.chmod(0o755)
-    monkeypatch.setenv("CXX", str(flaky))
     assert native.load(source) is None
     assert len(count.read_text()) == 1
     native._load.cache_clear()
@@ -339,20 +332,17 @@ exec {" ".join(native._command())} "$@"
 
 
 @compiled
-def test_threads_whose_library_is_not_found_are_done_without(source, tmp_path, monkeypatch):
+def test_threads_whose_library_is_not_found_are_done_without(source, compile_by, tmp_path, monkeypatch):
     """As of a clang++ whose OpenMP lies where the system does not look for it."""
     absent = tmp_path / "libabsent.so"
     command = " ".join(native._command())
     subprocess.run([*native._command(), "-shared", "-fPIC", "-x", "c++", "/dev/null", "-o", absent], check=True)
-    threads = tmp_path / "c++"
-    threads.write_text(
+    compile_by(
         f"""#!/bin/sh
 case " $* " in *" -fopenmp "*) [ -f {absent} ] && {command} "$@" -Wl,--no-as-needed {absent}; exit $?;; esac
 exec {command} "$@"
 """
     )
-    threads.chmod(0o755)
-    monkeypatch.setenv("CXX", str(threads))
     compile_, tried = native._run, []
 
     def run(command):
@@ -437,22 +427,27 @@ def test_a_cache_that_nothing_can_be_run_from(source, tmp_path, monkeypatch):
     assert native.load(source).answer() == 42
 
 
-def test_a_compiler_that_speaks_another_encoding(source, tmp_path, monkeypatch, caplog):
-    foreign = tmp_path / "c++"
-    foreign.write_bytes(
-        b"#!/bin/sh\nprintf 'f\\344llt aus\\n' >&2\n[ $1 = --version ] && echo foreign && exit 0\nexit 1\n"
-    )
-    foreign.chmod(0o755)
-    monkeypatch.setenv("CXX", str(foreign))
+def test_an_interrupt_is_no_fault_of_the_compiler(source, compile_by, monkeypatch):
+    """It may come when the compiler has just ended, and there is nothing to kill."""
+
+    def interrupted(started, timeout=None):
+        started.wait()
+        raise KeyboardInterrupt
+
+    compile_by("#!/bin/sh\nexit 0\n")
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        native.load(source)
+
+
+def test_a_compiler_that_speaks_another_encoding(source, compile_by, caplog):
+    compile_by(b"#!/bin/sh\nprintf 'f\\344llt aus\\n' >&2\n[ $1 = --version ] && echo foreign && exit 0\nexit 1\n")
     assert native.load(source) is None
     assert "llt aus" in caplog.text
 
 
-def test_the_compiler_is_asked_in_english(source, tmp_path, monkeypatch, caplog):
-    polyglot = tmp_path / "c++"
-    polyglot.write_text('#!/bin/sh\n[ $1 = --version ] && echo polyglot && exit 0\necho "locale $LC_ALL" >&2\nexit 1\n')
-    polyglot.chmod(0o755)
-    monkeypatch.setenv("CXX", str(polyglot))
+def test_the_compiler_is_asked_in_english(source, compile_by, monkeypatch, caplog):
+    compile_by('#!/bin/sh\n[ $1 = --version ] && echo polyglot && exit 0\necho "locale $LC_ALL" >&2\nexit 1\n')
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     assert native.load(source) is None
     assert "locale C" in caplog.text
