@@ -45,19 +45,19 @@ template <class F> struct Job {
     }
 };
 
-// (e^x - 1 - x) / x^2 for x >= 0, by its series below 1/2
-template <class F, int N> inline void second_order(const V<F>* x, const V<F>* power_of_x, V<F>* found) {
-    using T = typename F::T;
-    V<F> near[N];
+// e^x - 1 - x for x >= 0 from e^x, which leaves it no digits near 0: there by its series
+template <int N> inline void second_order(const V<Float>* x, V<Float>* found) {
+    constexpr float terms[] = {1.6630337721e-3f, 8.2099841326e-3f, 4.1688926335e-2f, 1.6666526622e-1f,
+                               5.0000001467e-1f};
+    V<Float> near[N];
+    horner<N>(near, x, terms);
+    for (int i = 0; i < N; ++i) found[i] = x[i] < 0.5f ? near[i] * x[i] * x[i] : found[i] - 1 - x[i];
+}
+template <int N> inline void second_order(const V<Double>* x, V<Double>* found) {
     for (int i = 0; i < N; ++i) {
-        near[i] = smaller<F>(x[i], all<F>((T)0.5));
-        found[i] = all<F>(1);
-    }
-    for (int divisor = SINGLE<F> ? 10 : 16; divisor > 2; --divisor)
-        for (int i = 0; i < N; ++i) found[i] = found[i] * near[i] * ((T)1 / divisor) + 1;
-    for (int i = 0; i < N; ++i) {
-        V<F> closed = (power_of_x[i] - 1 - x[i]) / (x[i] * x[i]);
-        found[i] = x[i] < (T)0.5 ? found[i] * (T)0.5 : closed;
+        V<Double> near = all<Double>(1), within = smaller<Double>(x[i], all<Double>(0.5));
+        for (int divisor = 16; divisor > 2; --divisor) near = near * within * (1.0 / divisor) + 1;
+        found[i] = x[i] < 0.5 ? near * 0.5 * x[i] * x[i] : found[i] - 1 - x[i];
     }
 }
 
@@ -98,24 +98,19 @@ template <class F> struct Back {
     }
 
     template <int P> void block(V<F>* p, int64_t row, int rows) const {
-        using T = typename F::T;
-        int n = (int)((shape.keys + P - 1) / P), m = n, kept = -1;
+        int n = (int)((shape.keys + P - 1) / P), m = n;
         V<F>*g = p + n, *q = p;
-        int32_t* place = nullptr;
         auto weight = [&](int r, int64_t first) { return Reader{weights, shape.keys}(row + r, first); };
         auto slope_of = [&](int r, int64_t first) { return Reader{grad, shape.keys}(row + r, first); };
         gather<F, P>(p, weight, rows, shape.keys, V<F>{});
         gather<F, P>(g, slope_of, rows, shape.keys, V<F>{});
-        if constexpr (P == F::W) {  // of a row alone, its support is enough
+        if constexpr (P == F::W) {  // of a row alone, its support is enough where it is small
             M<F> strange{};
             for (int j = 0; j < n; ++j) strange |= p[j] != p[j];
-            if (!any<F, 1>(strange)) {
+            if (!any<F, 1>(strange) && 2 * count_above<F>(p, n, V<F>{}) <= n * F::W) {
                 q = p + 2 * n;
-                place = (int32_t*)(p + 3 * n + 1);
-                kept = pack(p, n, (T)0, (T*)q, place, F{});
-                m = (kept + F::W - 1) / F::W;
-                for (int i = 0; i < kept; ++i) ((T*)g)[i] = ((T*)g)[place[i]];
-                for (int i = kept; i < m * F::W; ++i) ((T*)q)[i] = 0;
+                m = pack<F>(p, p, n, V<F>{}, 0, q);
+                pack<F>(g, p, n, V<F>{}, 0, g);
             }
         }
         this->template slopes<P>(q, g, m, row, rows);
@@ -127,42 +122,37 @@ template <class F> struct Back {
             V<F> found = q[j] * (g[j] - mean);
             q[j] = q[j] != 0 ? found : V<F>{};
         }
-        if (kept >= 0) {
-            for (int j = 0; j < n; ++j) p[j] = V<F>{};
-            for (int i = 0; i < kept; ++i) ((T*)p)[place[i]] = ((const T*)q)[i];
-        }
+        if (q != p) unpack<F>(q, p, n, V<F>{}, p);
         scatter<F, P>(p, out, row, rows, shape.keys);
     }
 
     struct Sums {
-        V<F> bend{}, log{}, taken{}, taken_bend{}, taken_log{}, grown{};
+        V<F> bend{}, log{}, taken{}, taken_bend{}, taken_log{};
     };
 
-    // p of N vectors becomes q = p^(1 - e); sums grow by what the gradient at alpha needs: with l = log p and x = -e l,
-    // (e^x - 1 - x) / e^2, which a small e leaves no digits but by its series
+    // p of N vectors becomes q = p^(1 - e); sums grow by what the gradient at alpha needs: x = -e log p, and e^x - 1 - x
     template <int N> void slopes(V<F>* p, const V<F>* g, V<F> e, bool series, Sums& sums) const {
-        V<F> l[N], x[N], ex[N], second[N], inverse_square = 1 / (e * e);
-        for (int i = 0; i < N; ++i) l[i] = larger<F>(p[i], all<F>(TINY<F>));
-        logarithm<N>(l);
-        for (int i = 0; i < N; ++i) ex[i] = x[i] = -e * l[i];
-        power<N>(ex);
+        V<F> x[N], power[N], bend[N];
+        for (int i = 0; i < N; ++i) x[i] = larger<F>(p[i], all<F>(TINY<F>));
+        logarithm2<N>(x);
+        for (int i = 0; i < N; ++i) power[i] = x[i] *= -e;
+        power2<N>(power);
         if (to_excess) {
-            if (series) second_order<F, N>(x, ex, second);
             for (int i = 0; i < N; ++i) {
-                V<F> pg = p[i] != 0 ? p[i] * g[i] : V<F>{}, grown = ex[i] - 1, v = (grown - x[i]) * inverse_square;
-                if (series) {
-                    grown = x[i] + x[i] * x[i] * second[i];
-                    v = l[i] * l[i] * second[i];
-                }
-                sums.bend += p[i] * v;
-                sums.log += p[i] * l[i];
+                x[i] *= (typename F::T)LN2;
+                bend[i] = series ? power[i] : power[i] - 1 - x[i];
+            }
+            if (series) second_order<N>(x, bend);
+            for (int i = 0; i < N; ++i) {
+                V<F> pg = p[i] != 0 ? p[i] * g[i] : V<F>{};
+                sums.bend += p[i] * bend[i];
+                sums.log += p[i] * x[i];
                 sums.taken += pg;
-                sums.taken_bend += pg * v;
-                sums.taken_log += pg * l[i];
-                sums.grown += p[i] * grown;
+                sums.taken_bend += pg * bend[i];
+                sums.taken_log += pg * x[i];
             }
         }
-        for (int i = 0; i < N; ++i) p[i] = p[i] == p[i] ? p[i] * ex[i] : p[i];
+        for (int i = 0; i < N; ++i) p[i] = p[i] == p[i] ? p[i] * power[i] : p[i];
     }
 
     template <int P> void slopes(V<F>* p, const V<F>* g, int n, int64_t row, int rows) const {
@@ -175,7 +165,7 @@ template <class F> struct Back {
         if (!to_excess) return;
         V<F> b = sum<F, P>(sums.bend), l = sum<F, P>(sums.log);
         V<F> tb = sum<F, P>(sums.taken_bend), tl = sum<F, P>(sums.taken_log);
-        V<F> found = (b * sum<F, P>(sums.taken) - tb + e * (l * tb - b * tl)) / (1 + sum<F, P>(sums.grown));
+        V<F> found = (b * (sum<F, P>(sums.taken) + tl) - tb * (1 + l)) / (e * e * (1 + b + l));
         for (int r = 0; r < rows; ++r) to_excess[row + r] = found[r * P];
     }
 

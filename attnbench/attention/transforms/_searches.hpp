@@ -12,6 +12,9 @@
 namespace {
 
 constexpr int ROUNDS = 64;
+template <class F> constexpr typename F::T STILL = 8 * EPS<F>;  // up to here a threshold has not moved
+constexpr double ROUGHLY = 0.2;  // the same where it is a guess for another's
+constexpr double CLOSE = 3e-3;  // up to here weights are moved by a step of their threshold
 constexpr int STEP = 4;  // vectors at a time where a function of each is dear
 
 // Hundreds of one size added one by one lose digits, all in the same direction: so N are added before they join the others.
@@ -36,8 +39,7 @@ template <class F, int P> struct Block {
     V<F>* x;  // scores, then weights
     V<F>* other;  // room for n vectors more, and as much again for a block of few
     int n;
-    const int32_t* places = nullptr;  // of a block of few: where its scores stood
-    int kept = 0;
+    V<F> bound{};  // of a block of few: above it are its scores in the block that it is of
 
     V<F> top() const {
         V<F> found = x[0];
@@ -80,21 +82,13 @@ template <class F, int P> struct Block {
             for (int j = 0; j < n; ++j) x[j] = (spoilt & (x[j] > 0)) ? all<F>(std::nan("")) : x[j];
     }
 
-    // the scores above `bound` of each row alone, the others having no weight in any case
-    Block above(V<F> bound) const {
-        if constexpr (P < F::W) return *this;
-        using T = typename F::T;
-        T* to = (T*)(other + n);
-        int32_t* place = (int32_t*)(other + 2 * n + 1);
-        int kept = pack(x, n, bound[0], to, place, F{});
-        int vectors = (kept + F::W - 1) / F::W;
-        for (int i = kept; i < vectors * F::W; ++i) to[i] = -INF<F>;
-        return {(V<F>*)to, other, vectors, place, kept};
-    }
-    // the same where they are so few that the work saved is more than that of moving them
+    // the scores above `bound` of one row, the others having no weight in any case, where they are so few that the work
+    // saved is more than that of moving them
     Block if_few(V<F> bound) const {
-        Block found = above(bound);
-        return 2 * found.n <= n ? found : *this;
+        if constexpr (P < F::W) return *this;
+        if (2 * ((count_above<F>(x, n, bound) + F::W - 1) / F::W) > n) return *this;
+        V<F>* few = other + n;
+        return {few, other, pack<F>(x, x, n, bound, -INF<F>, few), bound};
     }
     // the scores of one row among which its k largest are
     Block largest(int64_t k) const {
@@ -114,14 +108,11 @@ template <class F, int P> struct Block {
     }
     // their weights put where the scores were
     void place(const Block& few) const {
-        if (few.x == x) return;
-        using T = typename F::T;
-        for (int j = 0; j < n; ++j) x[j] = V<F>{};
-        for (int i = 0; i < few.kept; ++i) ((T*)x)[few.places[i]] = ((const T*)few.x)[i];
+        if (few.x != x) unpack<F>(few.x, x, n, few.bound, x);
     }
 
     // a threshold that only climbs: true when no lane moved
-    static bool climb(V<F>& threshold, V<F> step, typename F::T still = 8 * EPS<F>) {
+    static bool climb(V<F>& threshold, V<F> step, typename F::T still) {
         step = step > 0 ? step : V<F>{};  // NaN in rows without a living key
         threshold += step;
         return !any<F, P>(step > still);
@@ -254,7 +245,7 @@ template <class F, int P> void topk(Block<F, P> whole, typename F::I k, const V<
 }
 
 // Newton's method on sum [d - tau]_+ = 1 from below: it never overshoots (Michelot's rounds)
-template <class F, int P> V<F> threshold2(const V<F>* x, int n) {
+template <class F, int P> V<F> threshold2(const V<F>* x, int n, typename F::T still = STILL<F>) {
     V<F> tau = all<F>(-1);
     for (int round = 0; round < ROUNDS; ++round) {
         V<F> mass{};
@@ -267,7 +258,7 @@ template <class F, int P> V<F> threshold2(const V<F>* x, int n) {
         }
         mass = sum<F, P>(mass);
         V<F> count = __builtin_convertvector(sum<F, P>(support), V<F>);
-        if (Block<F, P>::climb(tau, (mass - 1) / count)) break;
+        if (Block<F, P>::climb(tau, (mass - 1) / count, still)) break;
     }
     return tau;
 }
@@ -288,7 +279,7 @@ template <class F> inline V<F> root(V<F> x) {
 }
 
 // tau of half the centred scores: Newton's method on the norm of [d/2 - tau]_+, which is convex in tau
-template <class F, int P> V<F> threshold15(const V<F>* x, int n) {
+template <class F, int P> V<F> threshold15(const V<F>* x, int n, typename F::T still = STILL<F>) {
     V<F> tau = all<F>(-1);
     for (int round = 0; round < ROUNDS; ++round) {
         V<F> mass{}, squares{};
@@ -298,7 +289,7 @@ template <class F, int P> V<F> threshold15(const V<F>* x, int n) {
             squares += above * above;
         }
         V<F> norm = root<F>(sum<F, P>(squares));
-        if (Block<F, P>::climb(tau, (norm - 1) * norm / sum<F, P>(mass))) break;
+        if (Block<F, P>::climb(tau, (norm - 1) * norm / sum<F, P>(mass), still)) break;
     }
     return tau;
 }
@@ -319,46 +310,85 @@ template <class F, int P> void entmax15(Block<F, P> whole) {
 template <class F> struct Masses {  // sums over the keys of p, p/r and p/r^2
     V<F> mass{}, slope{}, bend{};
 };
-// alpha = 1 + e, e in (0, 1]: p = r^(1/e) with r = [1 + e (d - t)]_+ of N vectors, and what they add to the sums
-template <class F, int N> inline void weigh(const V<F>* d, V<F>* p, V<F> t, V<F> e, V<F> inverse, Masses<F>& sums) {
-    V<F> base[N], r[N], log[N], steep[N], bent[N];
+// alpha = 1 + e, e in (0, 1]: p = r^(1/e) with r = [1 + e (d - t)]_+ of N vectors, and what they add to the sums. ROUGH:
+// to some 1e-4, which is enough to find the next threshold
+template <class F, int N, bool ROUGH = false>
+inline void weigh(const V<F>* d, V<F>* p, V<F> t, V<F> e, V<F> inverse, Masses<F>& sums) {
+    V<F> r[N], log[N], lost[N], over[N], steep[N];
     for (int i = 0; i < N; ++i) {
-        base[i] = larger<F>((d[i] - t) * e, all<F>(-1));
-        V<F> moved = base[i] + 1;
+        V<F> base = (d[i] - t) * e, moved = base + 1;
         log[i] = r[i] = larger<F>(moved, all<F>(TINY<F>));
-        base[i] -= moved - 1;  // what 1 + base rounds off: of weight where base is near 0, and there its logarithm's, too
+        lost[i] = base - (moved - 1);  // by rounding: of weight where base is near 0, and there its logarithm's, too
     }
-    logarithm<N>(log);
-    for (int i = 0; i < N; ++i) log[i] = (log[i] + base[i]) * inverse;
-    power<N>(log);
+    logarithm2<N, ROUGH>(log);
+    for (int i = 0; i < N; ++i) {
+        if constexpr (!ROUGH) log[i] += (r[i] > TINY<F> ? lost[i] : V<F>{}) * (typename F::T)(1 / LN2);
+        log[i] *= inverse;
+    }
+    power2<N, ROUGH>(log);
     for (int i = 0; i < N; ++i) {
         p[i] = r[i] > TINY<F> ? log[i] : V<F>{};
-        V<F> over_r = 1 / r[i];
-        steep[i] = p[i] * over_r;
-        bent[i] = steep[i] * over_r;
+        over[i] = near_inverse(r[i]);
+        steep[i] = p[i] * over[i];
+        over[i] *= steep[i];
     }
     sums.mass += joined<F, N>(p);
     sums.slope += joined<F, N>(steep);
-    sums.bend += joined<F, N>(bent);
+    sums.bend += joined<F, N>(over);
+}
+template <class F, bool ROUGH, int P> Masses<F> weigh_all(Block<F, P> b, V<F> t, V<F> e, V<F> inverse) {
+    Masses<F> sums;
+    V<F> unkept[STEP];
+    int j = 0;
+    for (; j + STEP <= b.n; j += STEP) weigh<F, STEP, ROUGH>(b.x + j, ROUGH ? unkept : b.other + j, t, e, inverse, sums);
+    for (; j < b.n; ++j) weigh<F, 1, ROUGH>(b.x + j, ROUGH ? unkept : b.other + j, t, e, inverse, sums);
+    return {sum<F, P>(sums.mass), sum<F, P>(sums.slope), sum<F, P>(sums.bend)};
+}
+
+// The weights at t in `other` moved to t + step, and their sum: p (1 - e step/r)^(1/e) by its series. Where r is too little
+// for that they are found anew.
+template <class F, int P> V<F> moved_by(Block<F, P> b, V<F> t, V<F> step, V<F> e, V<F> inverse) {
+    using T = typename F::T;
+    V<F> edge = larger<F>(step, -step) * 8, half = (1 - e) * (T)0.5, third = (1 - 2 * e) * (T)(1.0 / 3);
+    V<F> total = summed<F>(b.n, [&](int j) {
+        V<F> r = (b.x[j] - t) * e + 1, x = step * near_inverse(r);
+        if (any<F, 1>((r < edge) & (r > -edge))) {
+            Masses<F> sums;
+            weigh<F, 1>(b.x + j, b.other + j, t + step, e, inverse, sums);
+        } else {
+            b.other[j] -= b.other[j] * x * (1 - half * x * (1 - third * x));
+        }
+        return b.other[j];
+    });
+    return sum<F, P>(total);
 }
 
 // A threshold near that of e. The largest weight, (1 - e t)^(1/e), runs nearly straight from e = 0, where it is one over
 // the sum of e^d, to 1/2 and from there to 1; at these two the threshold is exact.
 template <class F, int P> V<F> near_threshold(Block<F, P> b, V<F> e) {
     using T = typename F::T;
-    V<F> tau = threshold15<F, P>(b.x, b.n), half = tau * tau, largest = half;
     M<F> lower = e < (T)0.5, upper = e > (T)0.5;
+    T still15 = any<F, 1>(e == (T)0.5) ? STILL<F> : (T)ROUGHLY, still2 = any<F, 1>(e == (T)1) ? STILL<F> : (T)ROUGHLY;
+    V<F> tau = threshold15<F, P>(b.x, b.n, still15), half = tau * tau, largest = half;
     if (any<F, 1>(lower)) {
-        for (int j = 0; j < b.n; ++j) b.other[j] = b.x[j];
-        V<F> soft = 1 / larger<F>(sum<F, P>(Block<F, P>{b.other, nullptr, b.n}.power_all()), all<F>(1));
+        V<F> soft = summed<F>(b.n, [&](int j) {
+            V<F> x = b.x[j] * (T)(1 / LN2);
+            power2<1, true>(&x);
+            return x;
+        });
+        soft = 1 / larger<F>(sum<F, P>(soft), all<F>(1));
         largest = lower ? soft + (half - soft) * (2 * e) : largest;
     }
     V<F> flat = half;
     if (any<F, 1>(upper)) {
-        flat = -threshold2<F, P>(b.x, b.n);
+        flat = -threshold2<F, P>(b.x, b.n, still2);
         largest = upper ? half + (flat - half) * (2 * e - 1) : largest;
     }
-    V<F> t = (1 - power_of(e * log_of<F>(largest))) / e;
+    V<F> log = larger<F>(largest, all<F>(TINY<F>));
+    logarithm2<1>(&log);
+    log *= e;
+    power2<1>(&log);
+    V<F> t = (1 - log) / e;
     t = e == (T)0.5 ? 2 * (tau + 1) : t;
     return e == (T)1 ? 1 - flat : t;
 }
@@ -373,35 +403,46 @@ template <class F, int P> V<F> one_less_power(V<F> mass, V<F> e) {
             V<F> x = e * u * (1 - u * ((T)0.5 - u * ((T)(1.0 / 3) - u * (T)0.25)));
             return x * (1 - x * ((T)0.5 - x * ((T)(1.0 / 6) - x * (T)(1.0 / 24))));
         }
+        V<F> some = larger<F>(mass, all<F>(TINY<F>));
+        logarithm2<1, true>(&some);
+        some *= -e;
+        if (!any<F, P>(~((some < (T)0.5) & (some > (T)-0.5)))) return -power2_less_one(some);
     }
     return -expm1<F>(-e * log_of<F>(mass));
 }
 
-// Solves (sum p)^e = 1 by two of Halley's rounds, which may land on either side, then Newton's: the first of these lands
-// below, as the sum is convex, and the others climb.
+// Solves (sum p)^e = 1 by Halley's rounds, which may land on either side, then Newton's: the first of these lands below, as
+// the sum is convex, and the others climb. Where a step is short the weights are moved by it and not found again.
 template <class F, int P> void entmax(Block<F, P> whole, V<F> e) {
     using T = typename F::T;
     V<F> top = whole.top(), inverse = 1 / e, total{};
+    M<F> dead = top == -INF<F>;
     whole.centre(top);
-    Block<F, P> b = whole.above(-inverse);
+    Block<F, P> b = whole.if_few(-inverse);
     V<F> t = near_threshold(b, e);
+    bool rough = SINGLE<F> && any<F, 1>((e != (T)0.5) & (e != (T)1));
     for (int round = 0; round < ROUNDS; ++round) {
-        Masses<F> sums;
-        int j = 0;
-        for (; j + STEP <= b.n; j += STEP) weigh<F, STEP>(b.x + j, b.other + j, t, e, inverse, sums);
-        for (; j < b.n; ++j) weigh<F, 1>(b.x + j, b.other + j, t, e, inverse, sums);
-        V<F> mass = total = sum<F, P>(sums.mass), slope = sum<F, P>(sums.slope);
+        Masses<F> sums = rough ? weigh_all<F, true>(b, t, e, inverse) : weigh_all<F, false>(b, t, e, inverse);
+        V<F> mass = total = sums.mass, slope = sums.slope;
         V<F> step = mass * one_less_power<F, P>(mass, e) / (e * slope);
+        if (rough && b.x == whole.x && step[0] == step[0])  // no threshold is below t + step: Newton's lands below
+            b = whole.if_few(t + step - inverse - (T)(2 * CLOSE));
         if (round < 2) {  // what the curve takes from or adds to the step; at the edge of a support it is no guide
-            V<F> bent = 1 + step * (1 - e) * (slope / mass - sum<F, P>(sums.bend) / slope) * (T)0.5;
+            V<F> bent = 1 + step * (1 - e) * (slope / mass - sums.bend / slope) * (T)0.5;
             step /= bent == bent ? smaller<F>(larger<F>(bent, all<F>((T)0.5)), all<F>(2)) : all<F>(1);
         }
+        step = dead ? V<F>{} : step;
+        V<F> length = larger<F>(step, -step);
+        if (!rough && !any<F, P>(~((slope * length < 4 * EPS<F>) | dead))) break;
+        if (SINGLE<F> && !rough && !any<F, P>(~(length < (T)CLOSE))) {
+            total = moved_by(b, t, step, e, inverse);
+            V<F> off = larger<F>(total - 1, 1 - total);
+            if (!any<F, P>(~((off <= (slope + 4) * EPS<F>) | dead))) break;
+        }
+        rough = false;
         if (round <= 2) {  // 0 is below; NaN: no living key
-            V<F> moved = t + step;
-            moved = moved > 0 ? moved : V<F>{};
-            M<F> still = (moved - t < 2 * EPS<F>) & (t - moved < 2 * EPS<F>);
-            if (!any<F, P>(~still)) break;
-            t = moved;
+            t += step;
+            t = t > 0 ? t : V<F>{};
         } else if (Block<F, P>::climb(t, step, 2 * EPS<F>)) {  // p is of t before the step
             break;
         }

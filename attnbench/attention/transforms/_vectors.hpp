@@ -75,8 +75,17 @@ template <class F, int P, class X> inline X sum(X x) {
     return fold<F, P>(x, [](X a, X b) { return a + b; });
 }
 template <class F, int P> inline V<F> most(V<F> x) { return fold<F, P>(x, larger<F>); }
+template <class F> inline bool any_lane(M<F> x) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi64_mask((__m512i)x, (__m512i)x) != 0;
+#elif defined(__AVX2__)
+    return !_mm256_testz_si256((__m256i)x, (__m256i)x);
+#else
+    return fold<F, F::W>(x, [](M<F> a, M<F> b) { return a | b; })[0] != 0;
+#endif
+}
 template <class F, int P> inline bool any(M<F> x) {  // where all lanes are one row's they hold the same
-    if constexpr (P < F::W) x = fold<F, F::W>(x, [](M<F> a, M<F> b) { return a | b; });
+    if constexpr (P < F::W) return any_lane<F>(x);
     return x[0] != 0;
 }
 
@@ -141,39 +150,86 @@ template <int N = 1> inline void power(V<Double>* x) {
         for (int lane = 0; lane < Double::W; ++lane) x[i][lane] = std::exp(x[i][lane]);
 }
 
-// of positive normal numbers
-template <int N = 1> inline void logarithm(V<Float>* x) {
-    constexpr float terms[] = {7.0376836292e-2f,  -1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f,
-                               -1.6668057665e-1f, 2.0000714765e-1f,  -2.4999993993e-1f, 3.3333331174e-1f};
-    V<Float> m[N], p[N], whole[N];
+// log2 of positive normal numbers; ROUGH: to 1e-5
+template <int N = 1, bool ROUGH = false> inline void logarithm2(V<Float>* x) {
+    constexpr float terms[] = {-6.4353725450e-2f, 1.5068810564e-1f,  -1.9029157469e-1f, 2.0910223453e-1f, -2.4014709182e-1f,
+                               2.8838381424e-1f,  -3.6067487892e-1f, 4.8090077788e-1f,  -7.2134753725e-1f, 1.4426950349f};
+    constexpr float few[] = {-1.5225982362e-1f, 2.9516545070e-1f,  -3.6953021995e-1f,
+                             4.8124693391e-1f,  -7.2117064757e-1f, 1.4426913821f};
+    M<Float> n[N];
+    V<Float> m[N], p[N];
     for (int i = 0; i < N; ++i) {
-#ifdef __AVX512F__
-        __m512 part = _mm512_getmant_ps((__m512)x[i], _MM_MANT_NORM_1_2, _MM_MANT_SIGN_zero);
-        __m512 exponent = _mm512_getexp_ps((__m512)x[i]);
-        __mmask16 high = _mm512_cmp_ps_mask(part, _mm512_set1_ps(1.41421356f), _CMP_GE_OQ);
-        whole[i] = (V<Float>)_mm512_mask_add_ps(exponent, high, exponent, _mm512_set1_ps(1.0f));
-        m[i] = (V<Float>)_mm512_mask_mul_ps(part, high, part, _mm512_set1_ps(0.5f)) - 1.0f;
-#else
         M<Float> bits;
         std::memcpy(&bits, &x[i], sizeof bits);
-        M<Float> n = (bits >> 23) - 126;
-        bits = (bits & 0x007fffff) | 0x3f000000;  // [1/2, 1)
+        n[i] = (bits - 0x3f400000) >> 23;
+        bits -= n[i] << 23;  // [3/4, 3/2)
         std::memcpy(&m[i], &bits, sizeof bits);
-        M<Float> low = m[i] < 0.707106781f;
-        whole[i] = __builtin_convertvector(n + low, V<Float>);  // a true lane is -1
-        m[i] = (low ? m[i] + m[i] : m[i]) - 1.0f;
+        m[i] -= 1.0f;
+    }
+    if constexpr (ROUGH) horner<N>(p, m, few);
+    else horner<N>(p, m, terms);
+    for (int i = 0; i < N; ++i) x[i] = p[i] * m[i] + __builtin_convertvector(n[i], V<Float>);
+}
+template <int N = 1, bool = false> inline void logarithm2(V<Double>* x) {
+    for (int i = 0; i < N; ++i)
+        for (int lane = 0; lane < Double::W; ++lane) x[i][lane] = std::log2(x[i][lane]);
+}
+
+// (2^x - 1) / x for |x| <= 1/2; ROUGH: to 1e-5
+template <int N, bool ROUGH> inline void power2_slope(V<Float>* found, const V<Float>* x) {
+    constexpr float terms[] = {1.5353361798e-4f, 1.3398874446e-3f, 9.6184373584e-3f,
+                               5.5503324710e-2f, 2.4022647914e-1f, 6.9314720286e-1f};
+    constexpr float few[] = {9.5828528656e-3f, 5.5906424925e-2f, 2.4024098617e-1f, 6.9312419336e-1f};
+    if constexpr (ROUGH) horner<N>(found, x, few);
+    else horner<N>(found, x, terms);
+}
+// 2^x - 1 for |x| <= 1/2
+inline V<Float> power2_less_one(V<Float> x) {
+    V<Float> slope;
+    power2_slope<1, false>(&slope, &x);
+    return slope * x;
+}
+// 2^x of numbers up to 127; ROUGH: to 1e-5
+template <int N = 1, bool ROUGH = false> inline void power2(V<Float>* x) {
+    V<Float> turns[N], left[N], found[N];
+    for (int i = 0; i < N; ++i) {
+#ifdef __AVX512F__
+        turns[i] = (V<Float>)_mm512_roundscale_ps((__m512)x[i], 0);
+        left[i] = x[i] - turns[i];
+#else
+        V<Float> kept = larger<Float>(x[i], all<Float>(-126.0f));
+        M<Float> n = __builtin_convertvector(kept + (kept < 0 ? all<Float>(-0.5f) : all<Float>(0.5f)), M<Float>);
+        left[i] = kept - __builtin_convertvector(n, V<Float>);
+        n = (n + 127) << 23;
+        std::memcpy(&turns[i], &n, sizeof n);
 #endif
     }
-    horner<N>(p, m, terms);
+    power2_slope<N, ROUGH>(found, left);
     for (int i = 0; i < N; ++i) {
-        V<Float> z = m[i] * m[i];
-        x[i] = m[i] + (p[i] * m[i] * z + whole[i] * -2.12194440e-4f - z * 0.5f) + whole[i] * 0.693359375f;
+        V<Float> near = found[i] * left[i] + 1.0f;
+#ifdef __AVX512F__
+        x[i] = (V<Float>)_mm512_scalef_ps((__m512)near, (__m512)turns[i]);
+#else
+        x[i] = x[i] < -126.0f ? V<Float>{} : near * turns[i];
+#endif
     }
 }
-template <int N = 1> inline void logarithm(V<Double>* x) {
+template <int N = 1, bool = false> inline void power2(V<Double>* x) {
     for (int i = 0; i < N; ++i)
-        for (int lane = 0; lane < Double::W; ++lane) x[i][lane] = std::log(x[i][lane]);
+        for (int lane = 0; lane < Double::W; ++lane) x[i][lane] = std::exp2(x[i][lane]);
 }
+
+// 1 / x; where AVX-512 is, of floats, to 1e-4
+inline V<Float> near_inverse(V<Float> x) {
+#ifdef __AVX512F__
+    return (V<Float>)_mm512_rcp14_ps((__m512)x);
+#else
+    return 1 / x;
+#endif
+}
+inline V<Double> near_inverse(V<Double> x) { return 1 / x; }
+
+constexpr double LN2 = 0.693147180559945309;
 
 template <class X> inline X power_of(X x) {
     power<1>(&x);
@@ -181,8 +237,8 @@ template <class X> inline X power_of(X x) {
 }
 template <class F> inline V<F> log_of(V<F> x) {
     x = larger<F>(x, all<F>(TINY<F>));
-    logarithm<1>(&x);
-    return x;
+    logarithm2<1>(&x);
+    return x * (typename F::T)LN2;
 }
 
 // e^u - 1: the error that the exponential makes near 1 is divided out again (Kahan)
@@ -191,51 +247,85 @@ template <class F> inline V<F> expm1(V<F> u) {
     return moved == 1 ? u : found;
 }
 
-// the numbers above `bound` of n vectors, and where they stand; `to` and `place` have room for a vector more
-template <class F> int pack(const V<F>* x, int n, typename F::T bound, typename F::T* to, int32_t* place, F) {
-    int kept = 0;
-    for (int i = 0; i < n * F::W; ++i) {
-        typename F::T value = x[i / F::W][i % F::W];
-        to[kept] = value;
-        place[kept] = i;
-        kept += value > bound;
-    }
-    return kept;
+#if defined(__AVX512F__)
+inline unsigned lanes_set(M<Float> x) { return _mm512_movepi32_mask((__m512i)x); }
+inline V<Float> drawn_together(V<Float> x, unsigned lanes) {
+    return (V<Float>)_mm512_maskz_compress_ps((__mmask16)lanes, (__m512)x);
 }
-#ifdef __AVX512F__
-inline int pack(const V<Float>* x, int n, float bound, float* to, int32_t* place, Float) {
-    int kept = 0;
-    __m512i at = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    for (int j = 0; j < n; ++j) {
-        __mmask16 above = _mm512_cmp_ps_mask((__m512)x[j], _mm512_set1_ps(bound), _CMP_GT_OQ);
-        _mm512_storeu_ps(to + kept, _mm512_maskz_compress_ps(above, (__m512)x[j]));
-        _mm512_storeu_si512(place + kept, _mm512_maskz_compress_epi32(above, at));
-        kept += __builtin_popcount(above);
-        at = _mm512_add_epi32(at, _mm512_set1_epi32(16));
-    }
-    return kept;
+inline V<Float> spread_out(V<Float> x, unsigned lanes) {
+    return (V<Float>)_mm512_maskz_expand_ps((__mmask16)lanes, (__m512)x);
 }
 #elif defined(__AVX2__)
-struct Orders {  // which lanes are set in each byte, the lowest first
-    uint64_t of[256];
-    constexpr Orders() : of{} {
+struct Orders {  // of each byte: which bits are set, the lowest first; and how many below each bit, 128 where it is not set
+    uint64_t set[256], below[256];
+    constexpr Orders() : set{}, below{} {
         for (int bits = 0; bits < 256; ++bits)
-            for (int lane = 0, at = 0; lane < 8; ++lane)
-                if (bits >> lane & 1) of[bits] |= (uint64_t)lane << 8 * at++;
+            for (int lane = 0, at = 0; lane < 8; ++lane) {
+                bool in = bits >> lane & 1;
+                below[bits] |= (uint64_t)(in ? at : 128) << 8 * lane;
+                if (in) set[bits] |= (uint64_t)lane << 8 * at++;
+            }
     }
 };
 constexpr Orders ORDERS;
-inline int pack(const V<Float>* x, int n, float bound, float* to, int32_t* place, Float) {
-    int kept = 0;
-    for (int j = 0; j < n; ++j) {
-        int above = _mm256_movemask_ps(_mm256_cmp_ps((__m256)x[j], _mm256_set1_ps(bound), _CMP_GT_OQ));
-        __m256i order = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)ORDERS.of[above]));
-        _mm256_storeu_ps(to + kept, _mm256_permutevar8x32_ps((__m256)x[j], order));
-        _mm256_storeu_si256((__m256i*)(place + kept), _mm256_add_epi32(order, _mm256_set1_epi32(8 * j)));
-        kept += __builtin_popcount(above);
-    }
-    return kept;
+inline unsigned lanes_set(M<Float> x) { return _mm256_movemask_ps((__m256)x); }
+inline V<Float> drawn_together(V<Float> x, unsigned lanes) {
+    __m256i order = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)ORDERS.set[lanes]));
+    return (V<Float>)_mm256_permutevar8x32_ps((__m256)x, order);
+}
+inline V<Float> spread_out(V<Float> x, unsigned lanes) {
+    __m256i order = _mm256_cvtepi8_epi32(_mm_cvtsi64_si128((int64_t)ORDERS.below[lanes]));
+    __m256 found = _mm256_permutevar8x32_ps((__m256)x, order);  // by the three lowest bits
+    return (V<Float>)_mm256_andnot_ps(_mm256_castsi256_ps(_mm256_srai_epi32(order, 31)), found);
 }
 #endif
+
+// how many numbers of n vectors are above those of `bound`
+template <class F> int count_above(const V<F>* x, int n, V<F> bound) {
+    M<F> count{};
+    for (int j = 0; j < n; ++j) count -= x[j] > bound;
+    return (int)sum<F, F::W>(count)[0];
+}
+
+// The numbers of n vectors x where those of `by` are above `bound`, packed into vectors, the last of which `fill` fills up;
+// how many vectors. `to` has room for one more, and may be x.
+template <class F> int pack(const V<F>* x, const V<F>* by, int n, V<F> bound, typename F::T fill, V<F>* to) {
+    typename F::T* at = (typename F::T*)to;
+    int kept = 0;
+#if defined(__AVX512F__) || defined(__AVX2__)
+    if constexpr (SINGLE<F>) {
+        for (int j = 0; j < n; ++j) {
+            unsigned above = lanes_set(by[j] > bound);
+            store<F>(at + kept, drawn_together(x[j], above));
+            kept += __builtin_popcount(above);
+        }
+    } else
+#endif
+        for (int i = 0; i < n * F::W; ++i) {
+            at[kept] = x[i / F::W][i % F::W];
+            kept += by[i / F::W][i % F::W] > bound[i % F::W];
+        }
+    int vectors = (kept + F::W - 1) / F::W;
+    for (int i = kept; i < vectors * F::W; ++i) at[i] = fill;
+    return vectors;
+}
+// Packed numbers put where they came from, 0 elsewhere. `to` may be `by`; behind `from` a vector more is read.
+template <class F> void unpack(const V<F>* from, const V<F>* by, int n, V<F> bound, V<F>* to) {
+    const typename F::T* at = (const typename F::T*)from;
+#if defined(__AVX512F__) || defined(__AVX2__)
+    if constexpr (SINGLE<F>) {
+        for (int j = 0; j < n; ++j) {
+            unsigned above = lanes_set(by[j] > bound);
+            to[j] = spread_out(load<F>(at), above);
+            at += __builtin_popcount(above);
+        }
+        return;
+    }
+#endif
+    for (int j = 0; j < n; ++j) {
+        M<F> above = by[j] > bound;
+        for (int lane = 0; lane < F::W; ++lane) to[j][lane] = above[lane] ? *at++ : 0;
+    }
+}
 
 }  // namespace

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnbench.attention.catalog import build_transform
-from attnbench.attention.transforms import _rows
+from attnbench.attention.transforms import _entmax, _rows
+from attnbench.attention.transforms._simplex import vjp
 from attnbench.core import native
 
 
@@ -131,6 +132,26 @@ def test_weights_of_few_sizes_sum_to_one(name, keys):
     scores = (torch.randn(1, 2, 200, keys) * 2).round() * 1.5
     weights = TRANSFORMS[name](2)(scores).detach().double()
     assert error(weights.sum(-1), torch.ones_like(weights[..., 0])) < 1e-6
+
+
+@pytest.mark.parametrize("excess", [2e-4, 0.03, 0.1, 0.3, 0.48, 0.52, 0.8, 0.97])
+@pytest.mark.parametrize("keys", [3, 24, 64, 120, 700])
+def test_single_precision_keeps_to_the_definition(excess, keys):
+    """Short steps move weights along a series, but for those at the edge of the support; whatever alpha is."""
+    torch.manual_seed(keys)
+    wide = torch.tensor([excess], dtype=torch.float32).double()
+    fused = _rows.Fused("entmax", excess=wide.float())
+    scores = torch.randn(600, keys) * torch.tensor([0.1, 1.0, 3.0, 20.0]).repeat(150)[:, None]
+    scores[1::4, : keys // 2] = scores[1::4, :1]
+    expected = _entmax.weigh(scores.double(), wide)
+    weights = _rows.weigh(scores, None, fused)
+    torch.testing.assert_close(weights.double(), expected, rtol=1e-5, atol=2e-6)
+    upstream = torch.randn_like(scores)
+    to_scores, to_alpha = _rows.vjp(upstream, expected.float(), fused, to_excess=True)
+    definition = vjp(upstream.double(), _entmax.slope(expected, wide))
+    torch.testing.assert_close(to_scores.double(), definition, rtol=1e-5, atol=5e-6)
+    definition = _entmax.alpha_gradient(upstream.double(), expected, wide)
+    torch.testing.assert_close(to_alpha.double(), definition, rtol=1e-4, atol=5e-6)
 
 
 @pytest.mark.parametrize("content", [float("nan"), float("inf"), -float("inf"), 3e38, -3e38])
