@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from attnbench.core.errors import DataError
+from attnbench.data.alignment.links import parse_links
 from attnbench.data.datasets.base import SPLITS
 from attnbench.data.pack import pack
 from attnbench.data.parts import Pair, Part, read_pairs
@@ -163,7 +164,6 @@ def _aligned(parts: Mapping[str, list[Part]], split: str) -> bool:
 
 def _write_part(recipe: Recipe, part: Part, split: str, texts: Mapping[str, SplitText]) -> None:
     languages = recipe.dataset.pair()
-    tokenized = part.tokenized or recipe.pretokenize == "none"
     repair_source, repair_target = (recipe.dataset.repair(language) or str for language in languages)
     clean_source, clean_target = (line_cleaner(recipe, language, tokenized=part.tokenized) for language in languages)
     counts = texts[split].counts
@@ -181,7 +181,9 @@ def _write_part(recipe: Recipe, part: Part, split: str, texts: Mapping[str, Spli
         if not pair.document:
             place = texts[split].place()
             into = part.held.get(((counts["read"] if part.held_as_read else place) - 1) % part.every + 1, split)
-        reference = "" if into == "train" else _reference(recipe, raw, tokenized)
+        if pair.alignment:
+            _check_links(pair, part, source, target)
+        reference = "" if into == "train" else _reference(recipe, raw, part.tokenized)
         texts[into].write(source, target, reference, pair.alignment, pair.document)
         if counts["read"] % _REPORT == 0:
             log.info("%s: %s pairs read", split, f"{counts['read']:,}")
@@ -202,9 +204,8 @@ def _refuse(recipe: Recipe, split: str, pair: Pair, part: Part, source: str, tar
     """Why a pair is left out; None: it is kept."""
     if recipe.empty != "keep" and not (source and target):
         if recipe.empty == "error":
-            path, line = (part.source, pair.source) if not source else (part.target, pair.target)
             raise DataError(
-                f"{path}:{line.number}: an empty line; fill it in, remove it together with its partner, "
+                f"{_place(part, pair, 1 if source else 0)}; fill it in, remove it together with its partner, "
                 "or say `empty: drop` below `task`"
             )
         return "empty"
@@ -216,6 +217,27 @@ def _refuse(recipe: Recipe, split: str, pair: Pair, part: Part, source: str, tar
     if recipe.max_ratio is not None and max(words) > recipe.max_ratio * min(words):
         return "ratio"
     return None
+
+
+def _check_links(pair: Pair, part: Part, source: str, target: str) -> None:
+    place = f"{part.alignment}, beside {part.source}:{pair.source.number}"
+    words = source.count(" ") + 1, target.count(" ") + 1
+    for link in parse_links(pair.alignment, place):
+        if link[0] >= words[0] or link[1] >= words[1]:
+            raise DataError(
+                f"{place}: no words for {link[0]}-{link[1]}: source and target have {words[0]} and {words[1]}, counted "
+                "from 0"
+            )
+
+
+def _place(part: Part, pair: Pair, side: int) -> str:
+    """Where an empty sentence stands. side: 0 the source, 1 the target."""
+    if not part.made_from:
+        path, line = (part.source, pair.source) if side == 0 else (part.target, pair.target)
+        return f"{path}:{line.number}: an empty line"
+    path = part.made_from[min(side, len(part.made_from) - 1)]  # chats are one file
+    number, beside = pair.document.partition("/")[2], (pair.target, pair.source)[side].text
+    return f"{path}: document {number}: an empty sentence, whose partner is {beside!r}"
 
 
 def _reference(recipe: Recipe, raw: str, tokenized: bool) -> str:
@@ -275,7 +297,7 @@ def _add(total: dict[str, int], sources: list[list[int]], targets: list[list[int
 
 
 def build(recipe: Recipe, parts: Mapping[str, list[Part]], folder: Path) -> dict[str, Any]:
-    """Fill `folder` with everything but the manifest; returns the manifest's `splits` and `vocabulary`."""
+    """Fill `folder` with everything but the manifest; returns the manifest's `splits`, `vocabulary` and `tokenized`."""
     counts = write_texts(recipe, parts, folder)
     if recipe.overlap == "drop":
         counts["train"]["overlap"] = drop_overlap(
@@ -308,4 +330,5 @@ def build(recipe: Recipe, parts: Mapping[str, list[Part]], folder: Path) -> dict
         name: {"file": file, "rows": side.rows, "filled": side.filled}
         for name, file, side in zip(("source", "target"), vocabulary_files(recipe), (source, target), strict=True)
     }
-    return {"splits": splits, "vocabulary": vocabulary}
+    tokenized = recipe.dataset.moses_words() and all(part.tokenized for own in parts.values() for part in own)
+    return {"splits": splits, "vocabulary": vocabulary, "tokenized": tokenized}

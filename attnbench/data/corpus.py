@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -27,14 +29,26 @@ from attnbench.data.tokenizers.base import Vocabulary
 class Split:
     """One split: lines by number, read from disk when asked for."""
 
-    def __init__(
-        self, folder: Path, name: str, numbers: dict[str, Any], rows: tuple[int, int], fertilities: Path | None
-    ) -> None:
+    def __init__(self, folder: Path, name: str, numbers: dict[str, Any], rows: tuple[int, int]) -> None:
         self.name = name
         self._folder = folder
         self._numbers = numbers
         self._rows = rows
-        self._fertilities = fertilities
+
+    def hold(self) -> None:
+        """Open what training and validation read: they go on reading it should the folder be replaced meanwhile."""
+        held = (
+            ("ids",) if self.name == "train" else ("ids", "source", "target", "references", "alignments", "documents")
+        )
+        for name in held:
+            with suppress(DataError):  # a split without references is told when they are asked for
+                getattr(self, name)
+
+    def with_fertilities(self, folder: Path) -> Self:
+        """The same split, whose ids have the fertilities that `folder` holds."""
+        found = copy(self)
+        found.ids = self.ids._replace(fertility=IdLists(folder / f"{self.name}.ids", 1))
+        return found
 
     def __len__(self) -> int:
         return self._numbers["pairs"]
@@ -77,34 +91,51 @@ class Split:
             IdLists(self._folder / f"{self.name}.{side}.ids", rows)
             for side, rows in zip(SIDES, self._rows, strict=True)
         )
-        fertility = None if self._fertilities is None else IdLists(self._fertilities / f"{self.name}.ids", 1)
-        return Ids(source, target, self._numbers["wide_tokens"], self._numbers["widest"], fertility)
+        return Ids(source, target, self._numbers["wide_tokens"], self._numbers["widest"])
 
 
 class Data:
     """A prepared folder. Make one with `Data.open`."""
 
-    def __init__(self, path: Path, manifest: dict[str, Any], recipe: Recipe, fertilities: Path | None = None) -> None:
-        self._fertilities = fertilities
+    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path = path
         self.manifest = manifest
-        self.recipe = recipe
-        self.languages: Languages = recipe.dataset.pair()
+        self.recipe = Recipe.model_validate(manifest["recipe"])
+        self.languages: Languages = self.recipe.dataset.pair()
+        sizes = self.recipe.sizes()
+        self._splits = {
+            name: Split(path, name, numbers, (sizes.source, sizes.target))
+            for name, numbers in manifest["splits"].items()
+        }
 
     @classmethod
     def open(cls, path: Path) -> Self:
         """Raises DataError if `path` is no prepared folder, one of another version, or damaged."""
-        manifest = read_manifest(path)
-        check_files(path, manifest)
-        return cls(path, manifest, Recipe.model_validate(manifest["recipe"]))
+        while True:
+            manifest = read_manifest(path)
+            check_files(path, manifest)
+            data = cls(path, manifest)
+            data._hold()
+            if read_manifest(path) == manifest:  # else it was prepared again meanwhile: half of it may be the old one
+                return data
+
+    def _hold(self) -> None:
+        """Open all that training reads, so that it is of one preparation."""
+        for split in self._splits.values():
+            split.hold()
+        _ = self.source_vocabulary, self.target_vocabulary
+
+    def with_fertilities(self, folder: Path) -> Self:
+        """The same data, whose batches have the fertilities that `folder` holds."""
+        data = copy(self)
+        data._splits = {name: split.with_fertilities(folder) for name, split in self._splits.items()}
+        return data
 
     def split(self, name: str) -> Split:
         """train, valid or test. Raises DataError for another name."""
-        known = self.manifest["splits"]
-        if name not in known:
-            raise DataError(unknown("split", name, list(known)))
-        sizes = self.recipe.sizes()
-        return Split(self.path, name, known[name], (sizes.source, sizes.target), self._fertilities)
+        if name not in self._splits:
+            raise DataError(unknown("split", name, list(self._splits)))
+        return self._splits[name]
 
     def _vocabulary(self, side: str) -> Vocabulary:
         entry = self.manifest["vocabulary"][side]
@@ -129,7 +160,8 @@ class Data:
 
     def detokenize(self, lines: Iterable[str]) -> list[str]:
         """Tokenised target lines as people write them; as they are if the corpus was never tokenised by Moses."""
-        if self.recipe.pretokenize != "moses" and not self.recipe.dataset.moses_words():
+        came_so = self.manifest.get("tokenized", self.recipe.dataset.moses_words())  # older ones do not say it
+        if self.recipe.pretokenize != "moses" and not came_so:
             return list(lines)
         if self.recipe.block is None:
             return moses_detokenize(self.languages.target, lines)

@@ -194,6 +194,8 @@ def _chat(path: Path, language: str) -> Iterator[Sentence]:
         if any(len(name.splitlines()) > 1 for name in chats):
             raise ValueError("the name of a conversation holds the end of a line")
         utterances = [(name, said) for name, chat in chats.items() for said in chat]
+        if other := {said["speaker"] for _, said in utterances} - {"agent", "customer"}:
+            raise ValueError(f"its speakers are agent and customer, not {', '.join(sorted(map(str, other)))}")
         own = language == "en"
         texts = [spaced(said["source" if (said["speaker"] == "agent") == own else "target"]) for _, said in utterances]
         "".join([*chats, *texts]).encode()  # half a character, which JSON can say, is no text

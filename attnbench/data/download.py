@@ -12,6 +12,7 @@ import pooch
 
 from attnbench.core.errors import DataError
 from attnbench.core.files import write_atomic
+from attnbench.core.lock import making
 from attnbench.data.archives import damage, is_archive
 from attnbench.data.datasets.base import Remote
 
@@ -62,13 +63,22 @@ class _Failed(Exception):
 def _fetch(remote: Remote, url: str, folder: Path, offline: bool) -> Fetched:
     path, seen = folder / remote.name, folder / f"{remote.name}.sha256"
     known = remote.checksum
-    if known is None and path.exists() and seen.exists():
+    recorded = known is None and seen.exists()
+    if recorded:
         known = "sha256:" + seen.read_text(encoding="utf-8").strip()
-    present = path.exists() and (known is None or matches(path, known))
-    if not present:
+
+    def present() -> bool:
+        return path.exists() and (known is None or matches(path, known))
+
+    if not present():
         if offline:
             raise _Failed("offline, and not in the cache")
-        _download(remote, url, folder, known)
+        with making(path):
+            for left in folder.glob("tmp????????"):  # by a killed process: the lock says that none is at work
+                left.unlink()
+            if not present():
+                mend = f"; {seen} is of the file seen first: delete it to take this one" if recorded else ""
+                _download(remote, url, folder, known, mend)
     if known is None:
         _require_archive(path)
     sha256 = _hash(path, "sha256")
@@ -92,7 +102,7 @@ def _require_archive(path: Path) -> None:
         raise _Failed(f"what it sent is no whole archive ({fault}); it begins with {begins!r}")
 
 
-def _download(remote: Remote, url: str, folder: Path, known: str | None) -> None:
+def _download(remote: Remote, url: str, folder: Path, known: str | None, mend: str) -> None:
     import requests
 
     logging.getLogger("pooch").setLevel(logging.WARNING)
@@ -111,7 +121,7 @@ def _download(remote: Remote, url: str, folder: Path, known: str | None) -> None
                 raise _Failed(_short(error)) from None
             time.sleep(PAUSE)
         except ValueError as error:  # pooch's word for a checksum that does not match
-            raise _Failed(f"wrong checksum: {_short(error)}") from None
+            raise _Failed(f"wrong checksum: {_short(error)}{mend}") from None
 
 
 def _short(error: Exception) -> str:

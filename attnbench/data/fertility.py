@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from attnbench.core.errors import DataError
-from attnbench.core.files import folder_atomic
+from attnbench.core.files import folder_atomic, write_json
 from attnbench.core.lock import making
 from attnbench.data.alignment.fertility import fertilities
 from attnbench.data.alignment.links import words
 from attnbench.data.alignment.model import Aligner
 from attnbench.data.corpus import Data
 from attnbench.data.datasets.base import SPLITS
+from attnbench.data.prepare import file_facts, files_fault
 from attnbench.data.store import IdLists, IdsWriter
 
 log = logging.getLogger("attnbench")
@@ -23,24 +26,39 @@ SINK = "<sink>"
 VERSION = 1
 """Part of the names under which results are kept: another number where the aligner gives other links."""
 _BLOCK = 4096
+_FILES = "files.json"
 
 
 def with_fertilities(data: Data) -> Data:
     """The same data, whose batches have fertilities: of forward alignments between tokens as the model sees them, EOS
     being the sink (Malaviya et al. 2018). The aligner learns from the training split. Made once, then kept."""
     folder = data.path / f"fertility-{VERSION}"
-    make_once(folder, lambda: _write_fertilities(data, folder))
-    return Data(data.path, data.manifest, data.recipe, fertilities=folder)
+    fault = files_fault(folder, _noted(folder)) if folder.exists() else None
+    if fault is not None:
+        log.warning("%s; aligning again", fault)
+    make_once(folder, lambda: _write_fertilities(data, folder), again=fault is not None)
+    return data.with_fertilities(folder)
 
 
-def make_once(path: Path, make: Callable[[], object]) -> None:
+def _noted(folder: Path) -> dict[str, Any]:
+    """What is known of the files in `folder`; of one that says nothing, that it lacks the file that does."""
+    try:
+        return json.loads((folder / _FILES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {_FILES: {}}
+
+
+def make_once(path: Path, make: Callable[[], object], *, again: bool = False) -> None:
     """Make `path`, beside the prepared data, unless it is there; of processes that want it at once, one does. Raises
-    DataError where it is not there and nothing can be written."""
-    if path.exists():  # what is complete may stand where nothing can be written
+    DataError where it is not there and nothing can be written.
+
+    again: though it is there.
+    """
+    if path.exists() and not again:  # what is complete may stand where nothing can be written
         return
     try:
         with making(path):
-            if not path.exists():
+            if not path.exists() or again:
                 make()
     except OSError as error:
         raise DataError(
@@ -61,6 +79,7 @@ def _write_fertilities(data: Data, folder: Path) -> None:
                     links = aligner.align(given, target[first : first + _BLOCK], "forward")
                     counts = fertilities(links, [len(words(line)) for line in given])
                     writer.write([count[:-1].tolist() for count in counts])
+        write_json(work / _FILES, {file.name: file_facts(file) for file in sorted(work.iterdir())})
 
 
 def _as_words(data: Data, split: str) -> tuple[list[str], list[str]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from attnbench.core.errors import DataError
 from attnbench.data.lines import SUFFIXES
+
+log = logging.getLogger("attnbench")
 
 
 class Finder:
@@ -20,7 +23,7 @@ class Finder:
     def __init__(self, folders: Iterable[Path]) -> None:
         self.folders: list[Path] = []
         self.missing: list[str] = []
-        self._files: dict[str, Path] = {}
+        self._files: dict[str, list[Path]] = {}
         for folder in folders:
             self.add(folder)
 
@@ -29,25 +32,36 @@ class Finder:
         if not folder.is_dir():
             raise DataError(f"{folder}: no such folder")
         self.folders.append(folder)
-        found = [path for path in files_below(folder) if not path.name.startswith(".")]
-        for path in sorted(found, key=lambda path: (len(path.parts), str(path))):
-            self._files.setdefault(bare(path.name), path)
-            self._files.setdefault(f"{path.parent.name}/{bare(path.name)}", path)
+        for path in sorted(files_below(folder), key=lambda path: (len(path.parts), str(path))):
+            self._files.setdefault(bare(path.name), []).append(path)
+            self._files.setdefault(f"{path.parent.name}/{bare(path.name)}", []).append(path)
 
     def find(self, *names: str) -> Path | None:
         """The first of the names that is there; a name may end in `.gz` or `.xz` or not."""
-        for name in names:
-            path = self._files.get(bare(name))
-            if path is not None:
-                return path
-        return None
+        return next(iter(self._all(names)), None)
+
+    def _all(self, names: Iterable[str]) -> list[Path]:
+        """All files of the first name, then those of the second."""
+        return [path for name in names for path in self._files.get(bare(name), ())]
 
     def pair(self, sources: Iterable[str], targets: Iterable[str]) -> tuple[Path, Path]:
         """The two files of a part; each is given the names that it may have, the released one first.
 
-        What is not there is noted in `missing` (and stands in the result by its name), so that one message names all.
+        Two in one folder are taken before others: every pair of languages has its own English, under one name. What is
+        not there is noted in `missing` (and stands in the result by its name), so that one message names all.
         """
-        return self._must(list(sources)), self._must(list(targets))
+        sources, targets = list(sources), list(targets)
+        found = self._all(sources), self._all(targets)
+        for source in found[0]:
+            for target in found[1]:
+                if source.parent == target.parent:
+                    return source, target
+        if found[0] and found[1] and (len(found[0]) > 1 or len(found[1]) > 1):
+            log.warning(
+                "%s and %s lie in two folders, and there are others of their names: see that one translates the other",
+                found[0][0], found[1][0],
+            )  # fmt: skip
+        return self._must(sources), self._must(targets)
 
     def one(self, *names: str) -> Path:
         """A file that is both sides of a part; as `pair` otherwise."""
@@ -62,7 +76,7 @@ class Finder:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """The files of a folder and of those below it, linked ones too."""
+    """The files of a folder and of those below it, linked ones too, hidden ones not."""
     return _files_below(folder, frozenset())
 
 
@@ -76,6 +90,8 @@ def _files_below(folder: Path, above: frozenset[str]) -> Iterator[Path]:
     except PermissionError:  # as the lost+found of a disk
         return
     for path in entries:
+        if path.name.startswith("."):  # a trash, a repository, what a killed process left
+            continue
         if path.is_dir():
             yield from _files_below(path, above | {real})
         elif path.is_file():

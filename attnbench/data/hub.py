@@ -48,4 +48,4 @@ def _write(rows: Iterable[Mapping[str, Any]], paths: list[Path], languages: tupl
             if any(language not in pair for language in languages):
                 raise DataError(f"the hub's rows hold {', '.join(pair)}, not {' and '.join(languages)}")
             for file, language in zip((source, target), languages, strict=True):
-                file.write(" ".join(pair[language].split()) + "\n")
+                file.write(" ".join((pair[language] or "").split()) + "\n")

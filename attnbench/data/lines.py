@@ -63,9 +63,10 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 def lines_of(file: IO[bytes], path: Path) -> Iterator[Line]:
     """The same of an open file; path: how errors call it."""
-    number = 0
+    number = returns = 0
     try:
         for number, data in enumerate(file, 1):
+            returns = data.count(b"\r")
             if number == 1:
                 if packer := next((name for magic, name in _PACKED.items() if data.startswith(magic)), None):
                     raise DataError(f"{path}: is packed by {packer}; unpack it, or pack it by gzip or xz")
@@ -73,6 +74,8 @@ def lines_of(file: IO[bytes], path: Path) -> Iterator[Line]:
                     raise DataError(f"{path}: is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
                 data = data.removeprefix(_BOM)
             yield Line(number, _decode(data, path, number))
+        if number == 1 and returns > 1:
+            raise DataError(f"{path}: its lines end in CR alone, so that all of it is one; write tr '\\r' '\\n'")
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise DataError(f"{path}: damaged after line {number} ({error}); fetch or copy it again") from None
     except OSError as error:

@@ -57,17 +57,25 @@ def pack(folder: Path, split: str, vocabularies: tuple[Vocabulary, Vocabulary], 
 
 def _blocks(sentences: Iterator[_Sentence], limit: int) -> Iterator[list[_Sentence]]:
     block: list[_Sentence] = []
+    widths = (0, 0)
     for sentence in sentences:
-        if block and (sentence.document != block[0].document or _width([*block, sentence]) > limit):
+        longer = _joined(widths, sentence)
+        if block and (sentence.document != block[0].document or max(longer) > limit):
             yield block
-            block = []
+            block, longer = [], _joined((0, 0), sentence)
         block.append(sentence)
+        widths = longer
     if block:
         yield block
 
 
+def _joined(widths: tuple[int, int], sentence: _Sentence) -> tuple[int, int]:
+    """Tokens of either side with one sentence more, and a separator or EOS behind it."""
+    return widths[0] + sentence.sizes[0] + 1, widths[1] + sentence.sizes[1] + 1
+
+
 def _width(block: list[_Sentence]) -> int:
-    """Tokens of the longer side: each sentence, and a separator or EOS behind it."""
+    """Tokens of the longer side."""
     return max(sum(each.sizes[side] + 1 for each in block) for side in (0, 1))
 
 

@@ -19,6 +19,8 @@ from attnbench.core.files import folder_atomic, write_json
 from attnbench.core.lock import NO_LOCKS, making
 from attnbench.data.build import build
 from attnbench.data.datasets.base import DatasetSpec, datasets
+from attnbench.data.download import matches
+from attnbench.data.finder import bare
 from attnbench.data.obtain import not_found, obtain
 from attnbench.data.parts import Part
 from attnbench.data.recipe import Recipe
@@ -79,7 +81,7 @@ def _make(recipe: Recipe, path: Path, cache: Path, source: Path | None, offline:
             raise not_found(dataset, files)
         built = build(recipe, found, work)
         sources = _sources(found, temporary)
-        _compare_checksums(dataset, sources)
+        _compare_checksums(dataset, _released(found, temporary))
         shutil.rmtree(temporary)
         manifest = {
             "schema_version": SCHEMA_VERSION,
@@ -93,7 +95,7 @@ def _make(recipe: Recipe, path: Path, cache: Path, source: Path | None, offline:
             "local_files": [_digest_of(file) for file in dataset.local_files(source)],
             **built,
             "expected": dict(dataset.expected),
-            "files": {file.name: _hashed(file) for file in sorted(work.iterdir())},
+            "files": {file.name: file_facts(file) for file in sorted(work.iterdir())},
             "tools": _tools(),
         }
         _compare(manifest)
@@ -104,7 +106,7 @@ def _ready(path: Path, recipe: Recipe, source: Path | None, *, tell: bool = True
     if not (path / MANIFEST).exists():
         return False
     gone = [file for file in recipe.dataset.local_files(source) if not file.exists()]
-    changed, fault = _changed(path, recipe, source), _fault(path, read_manifest(path))
+    changed, fault = _changed(path, recipe, source), files_fault(path, read_manifest(path)["files"])
     if tell:
         if fault is not None:
             log.warning("%s; preparing again", fault)
@@ -169,46 +171,57 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: not prepared data (no {MANIFEST}); run attnbench prepare") from None
     except ValueError:
         raise DataError(f"{path / MANIFEST}: damaged; {again}") from None
-    if manifest.get("schema_version") != SCHEMA_VERSION:
+    if isinstance(manifest, dict) and manifest.get("schema_version") != SCHEMA_VERSION:
         raise DataError(f"{path}: prepared by another version of attnbench; {again}")
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise DataError(f"{path / MANIFEST}: damaged; {again}")
     return manifest
 
 
 def check_files(path: Path, manifest: Mapping[str, Any]) -> None:
     """Raise DataError if a file of a prepared folder is gone or holds other bytes than it was made with."""
-    fault = _fault(path, manifest)
+    fault = files_fault(path, manifest["files"])
     if fault is not None:
         raise DataError(f"{fault}; delete {path} and run attnbench prepare again")
 
 
-def _fault(path: Path, manifest: Mapping[str, Any]) -> str | None:
-    for name, facts in manifest["files"].items():
-        file = path / name
+def files_fault(folder: Path, files: Mapping[str, Any]) -> str | None:
+    """What is wrong with the files in `folder`, of which `file_facts` said this when they were written."""
+    for name, facts in files.items():
+        file = folder / name
         if not file.exists():
             return f"{file}: is gone"
-        if file.stat().st_size != facts["bytes"]:
+        if file.stat().st_size != facts.get("bytes"):
             return f"{file}: has another size"
-        if _hashed(file)["sha256"] != facts["sha256"]:  # a spoilt id trains another model, or is none of the vocabulary
+        if (
+            file_facts(file)["sha256"] != facts["sha256"]
+        ):  # a spoilt id trains another model, or is none of the vocabulary
             return f"{file}: holds other bytes than were prepared"
     return None
 
 
 def _sources(found: Mapping[str, list[Part]], temporary: Path) -> list[dict[str, Any]]:
     """Name, size and hash of each released file that was read."""
+    return [{"name": path.name, **file_facts(path)} for path in _released(found, temporary)]
+
+
+def _released(found: Mapping[str, list[Part]], temporary: Path) -> list[Path]:
+    """The files that were read, but for those written on the way."""
     parts = [part for split in found.values() for part in split]
     named = ((part.source, part.target, part.alignment, part.documents, *part.made_from) for part in parts)
     paths = {path for group in named for path in group if path is not None}
     given = [path for path in paths if not path.is_relative_to(temporary)]
-    return [{"name": path.name, **_hashed(path)} for path in sorted(given, key=lambda path: (path.name, str(path)))]
+    return sorted(given, key=lambda path: (path.name, str(path)))
 
 
-def _hashed(path: Path) -> dict[str, Any]:
+def file_facts(path: Path) -> dict[str, Any]:
+    """Size and hash of a file; plain data."""
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _digest_of(path: Path) -> str | None:
-    return _hashed(path)["sha256"] if path.exists() else None
+    return file_facts(path)["sha256"] if path.exists() else None
 
 
 def _tools() -> dict[str, str]:
@@ -229,16 +242,24 @@ def _compare(manifest: dict[str, Any]) -> None:
         log.log(level, "%s: %s has %s pairs, published: %s", manifest["dataset"], split, f"{pairs:,}", f"{expected:,}")
 
 
-def _compare_checksums(dataset: DatasetSpec, sources: list[dict[str, Any]]) -> None:
-    """Warn of files that carry a released name and are not the released ones: downloads were checked, others not."""
-    known = {remote.name: remote.checksum for bundle in dataset.bundles() for remote in bundle}
-    for item in sources:
-        algorithm, _, value = (known.get(item["name"]) or "").partition(":")
-        if algorithm == "sha256" and value != item["sha256"]:
+def _compare_checksums(dataset: DatasetSpec, read: list[Path]) -> None:
+    """Warn of files that carry a released name and are not the released ones: downloads were checked, others not.
+
+    One that is packed otherwise than the released file has no checksum to be held against.
+    """
+    known = {remote.name: remote.checksum for bundle in dataset.bundles() for remote in bundle if remote.checksum}
+    packed = {bare(name): name for name in known}
+    for path in read:
+        checksum = known.get(path.name)
+        if checksum is not None and not matches(path, checksum):
             log.warning(
-                "%s: %s is not the released file (sha256 %s, released %s); its results cannot be set beside others'",
-                dataset.kind, item["name"], item["sha256"], value,
-            )  # fmt: skip
+                "%s: %s is not the released file (%s); its results cannot be set beside others'",
+                dataset.kind,
+                path,
+                checksum,
+            )
+        elif checksum is None and bare(path.name) in packed:
+            log.info("%s: %s was not compared with %s, as it was released", dataset.kind, path, packed[bare(path.name)])
 
 
 def _explain(error: OSError, cache: Path) -> DataError:

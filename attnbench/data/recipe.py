@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from attnbench.core.errors import DataError
 from attnbench.core.spec import Spec
 from attnbench.data.datasets.base import DatasetField, datasets
 from attnbench.data.tokenizers._separated import Separated
@@ -82,7 +83,10 @@ class Recipe(Spec):
         blocks."""
         if self.block is None:
             return self.tokenizer.learn(texts, rows)
-        return Separated(self.tokenizer.learn(texts, rows - 1))
+        try:
+            return Separated(self.tokenizer.learn(texts, rows - 1))
+        except DataError as error:
+            raise DataError(f"{error}, and one more for what separates the sentences of a block") from None
 
     def load(self, path: Path, rows: int) -> Vocabulary:
         """What such a vocabulary saved."""

@@ -7,6 +7,7 @@ import pytest
 
 from attnbench.core.errors import DataError
 from attnbench.data.corpus import Data
+from attnbench.data.fertility import with_fertilities
 from attnbench.data.prepare import prepare
 from attnbench.data.recipe import Recipe
 
@@ -75,6 +76,37 @@ def test_what_is_not_there(small: Data) -> None:
 def test_untokenised_text_without_moses_stays_as_it_is(demo: Data) -> None:
     assert demo.detokenize(["kula som ,"]) == ["kula som ,"]
     assert list(demo.split("test").references) == list(demo.split("test").target)
+
+
+def test_what_was_opened_is_read_on_though_its_folder_is_prepared_again(tmp_path: Path) -> None:
+    """As when another process prepares the same recipe from other files while this one trains."""
+
+    def made(word: str) -> Data:
+        for end in ("de", "en"):
+            (tmp_path / f"a.{end}").write_text("".join(f"{word} {number} {end}\n" for number in range(20)))
+        dataset = {"kind": "parallel", "languages": ["de", "en"], "hold_every": 5}
+        raw = {"dataset": {**dataset, "train": {"source": "a.de", "target": "a.en"}}, "tokenizer": "word"}
+        return Data.open(prepare(Recipe.model_validate(raw), cache=tmp_path / "cache", source=tmp_path))
+
+    first = made("old")
+    aligned = with_fertilities(first)
+    second = made("new")
+    assert first.path == second.path
+    for data in (first, aligned):
+        valid = data.split("valid")
+        assert [valid.source[0], valid.target[0], valid.references[0]] == ["old 4 de", "old 4 en", "old 4 en"]
+        batch = next(data.eval_batches("train", tokens=100))
+        words = first.source_vocabulary.decode(batch.source[0, : int(batch.source_valid[0].sum()) - 1].tolist())
+        assert words.startswith("old ")
+    assert next(aligned.eval_batches("valid", tokens=100)).fertility is not None
+    assert second.split("valid").source[0] == "new 4 de"
+
+
+def test_a_folder_that_is_prepared_again_while_it_is_opened_is_opened_anew(small: Data, monkeypatch) -> None:
+    manifests = iter([{**small.manifest, "digest": "another"}, small.manifest, small.manifest, small.manifest])
+    monkeypatch.setattr("attnbench.data.corpus.read_manifest", lambda path: next(manifests))
+    assert Data.open(small.path).manifest == small.manifest
+    assert next(manifests, None) is None
 
 
 def test_known_alignments_come_along(demo: Data) -> None:

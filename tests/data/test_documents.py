@@ -103,6 +103,11 @@ def test_an_agent_writes_english(tmp_path, form):
         ("{", "chat", "is not a file of chats"),
         ('{"a": [{"speaker": "agent"}]}', "chat", "KeyError"),
         ("[1]", "chat", "is not a file of chats"),
+        (
+            '{"a": [{"speaker": "Agent", "source": "a", "target": "b"}]}',
+            "chat",
+            "speakers are agent and customer, not Agent",
+        ),
         ("a\n", "names", "give `names`"),
         ('{"a": [{"speaker": "agent", "source": null, "target": "b"}]}', "chat", "is not a file of chats"),
         ('<doc docid="1">\n<seg>a\n</seg>\n', "xml", r"a\.txt:2: a <seg> does not end on its line"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,13 @@ def test_every_failure_is_told_with_its_url_and_leaves_nothing(served, tmp_path:
     assert why[2].startswith("wrong checksum: ")
     assert wrong.removeprefix("sha256:") in why[2]
     assert checksum("sha256").removeprefix("sha256:") in why[2]
-    assert [path for path in tmp_path.rglob("*") if path.is_file() and "served" not in path.parts] == []
+    assert left_of(tmp_path) == []
+
+
+def left_of(cache: Path) -> list[str]:
+    """What is in the cache, locks aside."""
+    files = (path for path in cache.rglob("*") if path.is_file() and "served" not in path.parts)
+    return sorted(path.name for path in files if path.suffix != ".lock")
 
 
 def test_no_server_at_all(server, tmp_path: Path) -> None:
@@ -88,6 +95,27 @@ def test_an_unknown_checksum_is_recorded_with_a_warning_and_holds_from_then_on(
     caplog.clear()
     assert fetch(wanted, tmp_path).path.read_bytes() == DATA
     assert "no checksum" not in caplog.text
+    got.path.unlink()
+    (served.folder / "train.de").write_bytes(b"renewed")
+    with pytest.raises(
+        Unavailable, match=r"wrong checksum: .*train\.de\.sha256 is of the file seen first: delete it to"
+    ):
+        fetch(wanted, tmp_path)
+    (got.path.parent / "train.de.sha256").unlink()
+    assert fetch(wanted, tmp_path).path.read_bytes() == b"renewed"
+
+
+def test_what_killed_downloads_left_is_swept_up_and_two_at_once_make_one(served, tmp_path: Path) -> None:
+    wanted = remote(served, "train.de", known=checksum("sha256"))
+    folder = fetch(wanted, tmp_path).path.parent
+    (folder / "train.de").unlink()
+    (folder / "tmpabcd_123").write_bytes(b"half")
+    served.asked.clear()
+    with ThreadPoolExecutor(2) as pool:
+        got = list(pool.map(lambda _: fetch(wanted, tmp_path).path.read_bytes(), range(2)))
+    assert got == [DATA, DATA]
+    assert served.asked == ["/train.de"]
+    assert left_of(tmp_path) == ["train.de"]
 
 
 def test_a_size_is_checked_where_no_checksum_is_known(served, tmp_path: Path) -> None:

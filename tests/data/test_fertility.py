@@ -62,6 +62,26 @@ def test_alignments_are_made_once_and_the_data_stay_what_they_were(data, monkeyp
     assert all(torch.equal(a, b.fertility) for a, b in zip(first, again.eval_batches("valid", tokens=300), strict=True))
 
 
+def test_a_file_that_is_not_what_was_written_is_made_again(data, caplog):
+    """A spoilt number would be a length of another size, unseen."""
+    with_fertilities(data)
+    path = data.path / "fertility-1" / "valid.ids"
+    whole = path.read_bytes()
+    for spoilt in (b"\xfa" + whole[1:], whole[:-10]):
+        path.write_bytes(spoilt)
+        caplog.clear()
+        with_fertilities(data)
+        assert "; aligning again" in caplog.text
+        assert path.read_bytes() == whole
+    (data.path / "fertility-1" / "files.json").unlink()  # as an older version left it
+    caplog.clear()
+    with_fertilities(data)
+    assert "files.json: is gone; aligning again" in caplog.text
+    caplog.clear()
+    with_fertilities(data)
+    assert caplog.text == ""
+
+
 def test_where_nothing_can_be_written_what_is_there_serves(data, monkeypatch):
     with_fertilities(data)
     word_aligner(data, lowercase=False)

@@ -17,8 +17,9 @@ def make(folder: Path, *names: str) -> None:
 
 
 def test_packed_and_nested_files_are_found_by_their_bare_name(tmp_path: Path) -> None:
-    make(tmp_path, "deep/er/train.de.gz", "train.en.xz", "deep/train.en", ".hidden/val.de")
+    make(tmp_path, "deep/er/train.de.gz", "train.en.xz", "deep/train.en", ".hidden/val.de", ".train.de")
     finder = Finder([tmp_path])
+    assert finder.find("val.de") is None
     assert finder.find("train.de") == tmp_path / "deep/er/train.de.gz"
     assert finder.find("train.en.gz") == tmp_path / "train.en.xz"
     assert finder.find("nothing", "train.de.gz") == tmp_path / "deep/er/train.de.gz"
@@ -39,6 +40,28 @@ def test_all_missing_names_are_kept(tmp_path: Path) -> None:
     assert finder.pair(["a.de"], ["a.en", "b.en"])[0] == tmp_path / "a.de"
     finder.pair(["c.de"], ["c.en"])
     assert finder.missing == ["a.en or b.en", "c.de", "c.en"]
+
+
+def test_the_two_files_of_a_part_are_of_one_corpus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Every pair of languages has its own English, under one name."""
+    make(
+        tmp_path,
+        "cs-en/train.cs",
+        "cs-en/train.en",
+        "de-en/train.de",
+        "de-en/train.en",
+        "fr/train.fr",
+        "apart/dev.de",
+        "en/dev.en",
+    )
+    finder = Finder([tmp_path])
+    assert finder.pair(["train.de"], ["train.en"]) == (tmp_path / "de-en/train.de", tmp_path / "de-en/train.en")
+    assert finder.pair(["train.en"], ["train.de"]) == (tmp_path / "de-en/train.en", tmp_path / "de-en/train.de")
+    assert finder.pair(["dev.de"], ["dev.en"]) == (tmp_path / "apart/dev.de", tmp_path / "en/dev.en")
+    assert caplog.text == ""
+    assert finder.pair(["train.fr"], ["train.en"]) == (tmp_path / "fr/train.fr", tmp_path / "cs-en/train.en")
+    assert "lie in two folders" in caplog.text
+    assert finder.missing == []
 
 
 def test_an_earlier_folder_goes_first(tmp_path: Path) -> None:

@@ -32,6 +32,12 @@ def test_only_line_feeds_end_lines(tmp_path: Path) -> None:
     assert [line.number for line in read_lines(path)] == [1, 2, 3, 4]
 
 
+def test_lines_that_end_in_cr_alone_are_no_lines(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"one\rtwo\rthree\r")
+    with pytest.raises(DataError, match=r"text: its lines end in CR alone, so that all of it is one; write tr"):
+        texts(tmp_path / "text")
+
+
 @pytest.mark.parametrize("pack", [lambda data: data, gzip.compress, lzma.compress])
 def test_a_pipe_gives_all_that_is_in_it(pack) -> None:
     wanted = [f"line {number}" for number in range(3000)]

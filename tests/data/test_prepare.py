@@ -324,9 +324,10 @@ def test_two_at_once_make_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_manifest_that_is_absent_or_damaged(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"not prepared data \(no manifest\.json\); run attnbench prepare"):
         Data.open(tmp_path)
-    (tmp_path / "manifest.json").write_text("{")
-    with pytest.raises(DataError, match="damaged; delete"):
-        Data.open(tmp_path)
+    for damaged in ("{", "[]", '{"schema_version": 1}'):
+        (tmp_path / "manifest.json").write_text(damaged)
+        with pytest.raises(DataError, match="damaged; delete"):
+            Data.open(tmp_path)
 
 
 def test_a_prepared_folder_with_a_fault_is_prepared_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -378,7 +379,15 @@ def test_counts_far_from_the_published_ones_are_told(tmp_path: Path, caplog: pyt
     mine = Recipe.model_validate({"dataset": "multi30k-de-en", "tokenizer": {"kind": "bpe", "vocab": 200}})
     prepare(mine, cache=tmp_path / "cache", source=tmp_path / "m")
     assert "multi30k-de-en: train has 20 pairs, published: 29,000" in caplog.text
-    assert "multi30k-de-en: train.de.gz is not the released file (sha256" in caplog.text
+    assert f"multi30k-de-en: {tmp_path}/m/train.de.gz is not the released file (sha256" in caplog.text
+    for name in ("train", "val", "test_2016_flickr"):
+        for language in ("de", "en"):
+            packed = tmp_path / "m" / f"{name}.{language}.gz"
+            packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
+            packed.unlink()
+    with caplog.at_level("INFO", "attnbench"):
+        prepare(mine, cache=tmp_path / "other", source=tmp_path / "m")
+    assert f"{tmp_path}/m/train.de was not compared with train.de.gz, as it was released" in caplog.text
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,6 +159,7 @@ def test_a_tokenizer_without_a_kind_is_the_usual_one_but_for_what_is_given():
     (["de", "en-US"], "like 'en'"),
     (["German", "en"], "'German' is no code"),
     (["", "en"], "'' is no code"),
+    (["ger", "en"], "Moses has its rules of 'ger' under the code 'de'"),
 ])  # fmt: skip
 def test_what_is_no_code_of_a_language_is_refused(codes: list[str], words: str) -> None:
     """Moses would tokenise it by the rules of no language, without a word."""

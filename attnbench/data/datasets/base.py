@@ -120,7 +120,22 @@ def _language_code(code: str) -> str:
         near = re.match(r"[A-Za-z]{2,3}(?![A-Za-z])", code)
         hint = f", like '{near[0].lower()}'" if near else ", like 'en'"
         raise ValueError(f"'{code}' is no code of a language: two or three small letters{hint}")
+    if code in _SHORTER:
+        raise ValueError(f"Moses has its rules of '{code}' under the code '{_SHORTER[code]}'; write that")
     return code
+
+
+_SHORTER = {
+    longer: code
+    for code, both in {
+        "ca": "cat", "cs": "ces cze", "de": "deu ger", "el": "ell gre", "en": "eng", "es": "spa", "et": "est",
+        "fi": "fin", "fr": "fra fre", "ga": "gle", "hu": "hun", "is": "isl ice", "it": "ita", "lt": "lit", "lv": "lav",
+        "nl": "nld dut", "pl": "pol", "pt": "por", "ro": "ron rum", "ru": "rus", "sk": "slk slo", "sl": "slv",
+        "sv": "swe", "ta": "tam", "zh": "zho chi",
+    }.items()
+    for longer in both.split()
+}  # fmt: skip
+"""ISO 639-2 codes of the languages that Moses has rules for."""
 
 
 LanguageCode = Annotated[str, AfterValidator(_language_code)]

@@ -54,21 +54,12 @@ class Wmt17(DatasetSpec):
         raw = not released and files.find(f"{_TRAIN}.{self.language}") is not None
         stems = [name if raw else f"{name}.tc" for name in self._names()]  # all raw or none
         return {
-            split: [Part(*self._sides(files, stem), tokenized=not raw)]
+            split: [Part(*files.pair(*([f"{stem}.{language}"] for language in self.pair())), tokenized=not raw)]
             for split, stem in zip(SPLITS, stems, strict=True)
         }
 
     def _names(self) -> tuple[str, str, str]:
         return _TRAIN, self.development, _TEST
-
-    def _sides(self, files: Finder, stem: str) -> tuple[Path, Path]:
-        source, target = (f"{stem}.{language}" for language in self.pair())
-        found = files.find(target)
-        if found is not None:  # every language pair has its own English, under one name: take that beside the target
-            near = Finder([found.parent])
-            if near.find(source) is not None:
-                files = near
-        return files.pair([source], [target])
 
 
 @datasets.register

@@ -44,6 +44,26 @@ def test_sentences_are_joined_within_their_document(given, prepared) -> None:
     assert [entry["name"] for entry in data.manifest["sources"]] == ["a.de", "a.en"]
 
 
+def test_an_empty_sentence_is_placed_in_the_file_that_was_given(given, prepared) -> None:
+    given.text("a.de", "<d>\neins\nzwei\n" * 4)
+    given.text("a.en", "<d>\none\ntwo\n" + "<d>\none\n\n" + "<d>\none\ntwo\n" * 2)
+    with pytest.raises(DataError, match=r"a\.en: document 2: an empty sentence, whose partner is 'zwei'; fill it in"):
+        prepared(dataset(hold_every=3), empty="error")
+
+
+def test_a_vocabulary_too_small_for_blocks_says_a_number_that_will_do(given, prepared) -> None:
+    give(given, "a", 6)
+    least = 0
+    for rows in (10, None):
+        tokenizer = {"kind": "bpe", "vocab": rows or least + 1}
+        if rows is None:
+            assert prepared(dataset(hold_every=3), tokenizer=tokenizer).source_vocabulary.rows == least + 1
+            break
+        with pytest.raises(DataError, match=r"ask for [0-9]+ rows or more, and one more for what separates") as caught:
+            prepared(dataset(hold_every=3), tokenizer=tokenizer)
+        least = int(str(caught.value).partition("ask for ")[2].split()[0])
+
+
 def test_a_small_block_cuts_documents(given, prepared) -> None:
     give(given, "a", 6)
     data = prepared(dataset(hold_every=3), block=8)

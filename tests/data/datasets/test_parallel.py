@@ -52,10 +52,24 @@ def test_paths_from_the_working_directory(given, prepared, monkeypatch: pytest.M
 
 def test_alignments_follow_their_lines(given, prepared) -> None:
     give(given, "a", 10)
-    given.text("a.align", "".join(f"{number}-0\n" for number in range(10)))
+    given.text("a.align", "".join(f"{number % 3}-{number // 5}\n" for number in range(10)))
     data = prepared(dataset(train=TRAIN | {"alignment": "a.align"}, hold_every=5))
-    assert list(data.split("valid").alignments) == ["4-0", "9-0"]
-    assert list(data.split("train").alignments)[:4] == ["0-0", "1-0", "2-0", "5-0"]
+    assert list(data.split("valid").alignments) == ["1-0", "0-1"]
+    assert list(data.split("train").alignments)[:4] == ["0-0", "1-0", "2-0", "2-1"]
+
+
+@pytest.mark.parametrize(
+    ("links", "words"),
+    [
+        ("0-x", r"a\.align, beside .*a\.de:3: '0-x' is no link"),
+        ("0-0 9-0", r"a\.de:3: no words for 9-0: .* have 3 and 3"),
+    ],
+)
+def test_alignments_that_fit_no_words_are_refused(given, prepared, links: str, words: str) -> None:
+    give(given, "a", 10)
+    given.text("a.align", "".join((links if number == 2 else "0-0") + "\n" for number in range(10)))
+    with pytest.raises(DataError, match=words):
+        prepared(dataset(train=TRAIN | {"alignment": "a.align"}, hold_every=5))
 
 
 def test_a_split_without_alignments_has_none(given, prepared) -> None:
