@@ -16,6 +16,7 @@ from attnbench.attention.patterns.base import dense, patterns
 from attnbench.attention.scores.dot import ScaledDotSpec
 from attnbench.attention.site import Site
 from attnbench.attention.transforms.base import transforms
+from attnbench.attention.transforms.entmax import LearnedEntmax
 from attnbench.attention.types import Backend, Dims, Memory, Positions
 from attnbench.bench.timer import Case
 from attnbench.core import native
@@ -41,6 +42,8 @@ TRANSFORMS: dict[str, dict[str, Any]] = {
     "sigmoid": {"kind": "sigmoid"},
 }
 """What each transform is timed with; csoftmax and csparsemax under bounds of 4 / K."""
+TRAINED = "entmax, learned alpha, 1.1 to 1.9"
+"""Transforms of scores are timed with it, too: training leads the alphas of the heads apart, from 1.5."""
 PATTERNS = ("window", "block", "dilated", "global", "bigbird", "random")
 BASELINE = "torch.softmax"
 _CELLS = 1 << 24
@@ -62,6 +65,7 @@ def transform_cases(shapes: tuple[tuple[int, ...], ...], device: torch.device, p
         scores = (torch.randn(shape, generator=generator) * 2).to(device)
         upstream = torch.randn(shape, generator=generator).to(device)
         built = {name: _transform(name, shape, device) for name in TRANSFORMS}
+        built[TRAINED] = _trained(shape[1], device)
         functions: dict[str, Callable[[Tensor], Tensor]] = {BASELINE: lambda given: torch.softmax(given, -1), **built}
         functions |= {
             f"{peer.package}: {name}": function for peer in peers for name, function in peer.transforms.items()
@@ -116,6 +120,13 @@ def _transform(name: str, shape: tuple[int, ...], device: torch.device) -> Calla
         upper = torch.full((), 4 / shape[-1], device=device)
         return lambda scores: transform(scores, upper=upper)
     return transform
+
+
+def _trained(heads: int, device: torch.device) -> nn.Module:
+    transform = LearnedEntmax(heads)
+    with torch.no_grad():
+        transform.raw.copy_(torch.logit(torch.linspace(0.1, 0.9, heads)))
+    return transform.to(device)
 
 
 def _off_definition(function: Callable[[Tensor], Tensor], scores: Tensor) -> float:
