@@ -65,7 +65,10 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
-            typer.echo("interrupted; run the same command again to go on", err=True)
+            mend = "run the same command again to go on"
+            if kwargs.get("fresh"):  # which would begin anew, and throw away what is done
+                mend += ", without --fresh: cells that were not reached keep what stood there"
+            typer.echo(f"interrupted; {mend}", err=True)
             raise typer.Exit(130) from None
         except BrokenPipeError:  # the reader left, as `| head` does; let Python end quietly
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

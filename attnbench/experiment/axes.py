@@ -49,6 +49,8 @@ def with_budgets(document: Document, budgets: Sequence[int | str] | None) -> Doc
         for path in own if budgets else ():
             document = document.with_axis(path, values, origin)
         return document
+    if not _has_sites(document.raw):  # told at its own place when the cells are made
+        return document
     document = _freed(document)
     takers, roles = _takers(document.raw), _attention(document.raw).roles
     if not takers and not any(path.startswith(_SITES) for path in axes):
@@ -80,6 +82,15 @@ def require_budgets(experiment: Experiment) -> None:
                 "`transform: topk`), drop the axis with --set grid.axes={}, or compare it without budgets by "
                 "`attnbench ablate`"
             )
+
+
+def _has_sites(raw: Mapping[str, Any]) -> bool:
+    """Whether what is written of the model and its attention is of a form that a budget can be laid over."""
+    model = raw.get("model") or {}
+    attention = (model.get("attention") or {}) if isinstance(model, Mapping) else {}
+    if not isinstance(model, (Mapping, str)) or not isinstance(attention, Mapping):
+        return False
+    return all(site is None or isinstance(site, Mapping) for site in attention.values())
 
 
 def _node(raw: Mapping[str, Any], dotted: str) -> dict[str, Any]:

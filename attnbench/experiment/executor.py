@@ -164,7 +164,8 @@ class Processes:
             worker.restart()
         if not self.fresh and is_done(self.root, cell):  # it died after its last word
             return CellOutcome(cell)
-        reason = "its process died (killed, or out of memory); run the same command again to go on"
+        without = ", without --fresh" if self.fresh else ""
+        reason = f"its process died (killed, or out of memory); run the same command again to go on{without}"
         with suppress(AttnbenchError, OSError), Run.claim(self.root, cell) as run:
             run.fail(reason)
         return CellOutcome(cell, reason)

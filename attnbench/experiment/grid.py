@@ -46,13 +46,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A validated grid of cells. document: what it came from. part: cells chosen from a grid, not the whole of it."""
+    """A validated grid of cells. document: what it came from. part: cells chosen from a grid, not the whole of it.
+    seeds: those that took the place of the grid's own."""
 
     name: str
     table: TableSpec
     cells: tuple[Cell, ...]
     document: Document
     part: bool = False
+    seeds: tuple[int, ...] = ()
 
     @property
     def title(self) -> str:
@@ -77,6 +79,8 @@ def expand(document: Document, *, seeds: Sequence[int] = ()) -> Experiment:
         if label not in named:
             where = document.at("grid", "more_seeds", label)
             raise SpecError(f"{where}: grid.more_seeds: {unknown('label', label, sorted(named))}")
+    if base.get("seed") is not None and not isinstance(base["seed"], int) and chosen != [None]:
+        _cell(base, [(path, *values[0]) for path, values in axes], None, document)  # the grid's would hide it
     cells: list[Cell] = []
     heeded: set[Given] = set()
     for combination in itertools.product(*(values for _, values in axes)):
@@ -94,7 +98,7 @@ def expand(document: Document, *, seeds: Sequence[int] = ()) -> Experiment:
         if twin.label == cell.label and twin is not cell:
             where = document.at("grid", "axes")
             raise SpecError(f"{where}: grid.axes: two cells are the same run: '{cell.label}', seed {cell.seed}")
-    return Experiment(header.name, _table(header, cells, document), tuple(cells), document)
+    return Experiment(header.name, _table(header, cells, document), tuple(cells), document, seeds=tuple(seeds))
 
 
 def _require_heeded(document: Document, heeded: Set[Given]) -> None:
@@ -116,6 +120,12 @@ def _table(header: Header, cells: Sequence[Cell], document: Document) -> TableSp
     table, axes = header.table, list(header.grid.axes)
     known, once = ["label", *_called(axes)], _called(document.axes)
     changed: dict[str, Any] = {} if "value" in table.model_fields_set else {"value": cells[0].spec.task.primary}
+    meant = {
+        key: _meant(getattr(table, key), axes, f"{document.at('table', key)}: table.{key}") for key in ("rows", "cols")
+    }
+    if table.cols == "label" or (meant["cols"] is not None and meant["cols"] == meant["rows"]):
+        what = "a label is no axis" if table.cols == "label" else f"the rows are of that axis ({meant['rows']})"
+        raise SpecError(f"{document.at('table', 'cols')}: table.cols: {what}; name another axis, or leave it out")
     for key, instead in (("rows", "label"), ("cols", None)):
         named = getattr(table, key)
         if named is None or named in known:
@@ -124,6 +134,14 @@ def _table(header: Header, cells: Sequence[Cell], document: Document) -> TableSp
             raise SpecError(f"{document.at('table', key)}: table.{key}: {unknown('axis', named, known)}")
         changed[key] = instead
     return table.model_copy(update=changed)
+
+
+def _meant(name: str | None, axes: Sequence[str], where: str) -> str | None:
+    """The axis that a table calls so, None where it calls none. Raises SpecError where it may be either of two."""
+    found = [name] if name in axes else [path for path in axes if path.rsplit(".", 1)[-1] == name]
+    if len(found) > 1:
+        raise SpecError(f"{where}: '{name}' may be {' or '.join(map(str, found))}; write the whole path")
+    return found[0] if found else None
 
 
 def _called(axes: Iterable[str]) -> list[str]:

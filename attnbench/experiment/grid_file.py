@@ -14,7 +14,6 @@ from attnbench.core.lock import LockedError, locked
 from attnbench.core.run_files import GRID, LOCK, SPEC, cell_folder
 from attnbench.core.spec import differing
 from attnbench.experiment.grid import Cell, Experiment
-from attnbench.experiment.spec import TableSpec
 
 log = logging.getLogger("attnbench")
 
@@ -41,7 +40,7 @@ def _write_grid(root: Path, experiment: Experiment, command: str) -> None:
             write_json(path, {**there, "cells": _joined(root, there["cells"], entries, experiment.cells)})
             return
         log.info("%s: takes the place of a table with other cells, %d in all; they stay", root, len(there["cells"]))
-    write_atomic(root / SPEC, dump_yaml(_readable(document.raw, experiment.table)))
+    write_atomic(root / SPEC, dump_yaml(_readable(experiment)))
     write_json(
         path,
         {
@@ -55,12 +54,17 @@ def _write_grid(root: Path, experiment: Experiment, command: str) -> None:
     )
 
 
-def _readable(raw: Mapping[str, Any], table: TableSpec) -> dict[str, Any]:
-    """The spec with its table over the axes that there are, so that it can be read again without the options."""
+def _readable(experiment: Experiment) -> dict[str, Any]:
+    """The spec with its table over the axes that there are, and the seeds that were run, so that it can be read again
+    without the options."""
+    raw, table = dict(experiment.document.raw), experiment.table
     given = raw.get("table")
-    if not isinstance(given, Mapping):
-        return dict(raw)
-    return {**raw, "table": {**given, **{key: getattr(table, key) for key in ("rows", "cols") if key in given}}}
+    if isinstance(given, Mapping):
+        raw["table"] = {**given, **{key: getattr(table, key) for key in ("rows", "cols") if key in given}}
+    if experiment.seeds:
+        grid = {key: value for key, value in (raw.get("grid") or {}).items() if key != "more_seeds"}
+        raw["grid"] = {**grid, "seeds": list(experiment.seeds)}
+    return raw
 
 
 def _grid(path: Path) -> dict[str, Any] | None:

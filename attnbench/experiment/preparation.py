@@ -38,6 +38,7 @@ def prepare_named(what: str, overrides: Sequence[str], settings: Settings) -> li
         raw = {"name": "prepare", "task": {"kind": "translation", "dataset": {"kind": what}}, "model": model}
         document = Document(raw, {}, f"prepare {what}", None)
         for override in overrides:
+            override = override.removeprefix("task.")
             name = override.partition("=")[0].split(".")[0]
             inner = "task." if name in TranslationSpec.model_fields else "task.dataset."
             document = override_document(document, inner + override)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from attnbench.core.run_files import GRID, cell_folder
-from attnbench.experiment.adopt import adopt
+from attnbench.experiment.adopt import share
 from attnbench.experiment.executor import CellOutcome, choose_executor
 from attnbench.experiment.finished import (
     damaged_results,
@@ -75,7 +75,7 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
             for twin in twins:
                 if twin.digest == outcome.cell.digest:
                     if outcome.error is None:
-                        adopt(root, twin, [root])
+                        share(root, outcome.cell, twin)
                     yield CellOutcome(twin, outcome.error)
     if (root / GRID).read_bytes() != written:
         log.warning("%s: another command has put its table there meanwhile; this one's takes its place again, and the "

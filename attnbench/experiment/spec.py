@@ -131,6 +131,11 @@ class CompareSpec(Spec):
     map: dict[str, str | int] = Field(default_factory=dict)
     """Our row label -> the paper's system (or its k); left out: rows are called as the paper's systems are."""
 
+    @field_validator("map", mode="before")
+    @classmethod
+    def _named(cls, raw: Any) -> Any:
+        return {str(label): system for label, system in raw.items()} if isinstance(raw, dict) else raw
+
 
 class TableSpec(Spec):
     """How the cells become a table."""

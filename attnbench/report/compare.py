@@ -160,9 +160,10 @@ class Comparison:
 
 
 def others(axes: Mapping[str, object], systems: Collection[str]) -> list[str]:
-    """The axes beside the one whose value is the name of a system, and that of the budget."""
+    """The axes beside the one whose value is the name of a system, and the first of a budget, which is looked up."""
     named = next((path for path, value in axes.items() if str(value) in systems), None)
-    return [path for path in axes if path != named and path.rsplit(".", 1)[-1] != "budget"]
+    budget = next((path for path in axes if path.rsplit(".", 1)[-1] == "budget"), None)
+    return [path for path in axes if path not in (named, budget)]
 
 
 def comparison(experiment: Experiment) -> Comparison:

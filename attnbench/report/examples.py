@@ -117,6 +117,8 @@ def _lines(cell: Cell, name: str) -> list[str]:
     path = cell.folder / OUTPUTS / name
     try:
         return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except ValueError:
+        raise DataError(f"{path}: damaged, it is not UTF-8; run the cell with --fresh") from None
     except OSError:
         kind = (cell.spec.get("task") or {}).get("kind", "translation")
         if kind != "translation":

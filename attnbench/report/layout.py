@@ -112,7 +112,7 @@ def titles_of(groups: Sequence[Sequence[Row]], name: str, without: str | None = 
 
 
 def contests(rows: Sequence[Row], view: View) -> Iterator[tuple[str, list[Row]]]:
-    """Which rows are compared with one another: those of a column that are scored on the same corpus."""
+    """Which rows are compared with one another: those of a column that are scored on the same corpus and alike."""
     lines = pivot(rows, view)
     columns = [
         [line.rows[column] for line in lines if column in line.rows]
@@ -121,7 +121,17 @@ def contests(rows: Sequence[Row], view: View) -> Iterator[tuple[str, list[Row]]]
     for metric in view.values:
         for column in columns or [list(rows)]:
             for corpus in dict.fromkeys(row.corpus for row in column):
-                yield metric, [row for row in column if row.corpus == corpus]
+                yield from (
+                    (metric, alike) for alike in _alike([row for row in column if row.corpus == corpus], metric)
+                )
+
+
+def _alike(rows: Sequence[Row], metric: str) -> list[list[Row]]:
+    """The rows by how they were scored; those that do not say it are as the others, where there is one way."""
+    ways = dict.fromkeys(found for row in rows if (found := row.signatures(metric)))
+    if len(ways) < 2:
+        return [list(rows)]
+    return [[row for row in rows if row.signatures(metric) == way] for way in ways]
 
 
 def sheets(experiment: Experiment, rows: Sequence[Row], view: View, ranks: Ranks, compared: Comparison) -> list[Sheet]:

@@ -85,18 +85,16 @@ def compare_rows(folder: Path, first: str, second: str, judge: Judge | None = No
         )
     seeds = {cell.seed for cell in ours.done if cell.scored} & {cell.seed for cell in theirs.done if cell.scored}
     if not seeds:
-        raise DataError(f"{folder}: no seed is done for both '{first}' and '{second}'; run them first")
+        both = {cell.seed for cell in ours.done} & {cell.seed for cell in theirs.done}
+        why = "; run them first" if not both else ": one of them diverged before it could be scored"
+        raise DataError(f"{folder}: no seed has scores for both '{first}' and '{second}'{why}")
     judge = judge or PairedTests(folder)
     metrics = [name for name in ours.stats if name in theirs.stats and names.higher_is_better(name) is not None]
     tested = sorted(metrics, key=lambda name: not has_test(name))  # these first
     whole = [name for name in tested if all(seeds <= row.stats[name].seeds.keys() for row in (ours, theirs))]
-    unlike = tuple(name for name in whole if len(_signatures(name, ours) | _signatures(name, theirs)) > 1)
+    unlike = tuple(name for name in whole if len(ours.signatures(name) | theirs.signatures(name)) > 1)
     found = tuple(_difference(name, ours, theirs, seeds, judge) for name in whole if name not in unlike)
     return Pair(experiment.name, first, second, tuple(sorted(seeds)), found, unlike)
-
-
-def _signatures(metric: str, row: Row) -> set[str]:
-    return {cell.signatures[metric] for cell in row.done if metric in cell.signatures}
 
 
 def _difference(metric: str, first: Row, second: Row, seeds: set[int], judge: Judge) -> Difference:

@@ -74,6 +74,10 @@ class Row:
         axes = [(path.split("."), value) for path, value in self.axes.items() if path.startswith("task.dataset")]
         return repr([(path, value) for path, value in axes if len(path) < 3 or path[2] not in _TRAINING])
 
+    def signatures(self, metric: str) -> frozenset[str]:
+        """How its cells were scored in a metric, as far as they say."""
+        return frozenset(cell.signatures[metric] for cell in self.done if metric in cell.signatures)
+
     def coordinate(self, name: str) -> tuple[str | None, Scalar]:
         """(the axis behind it, the value) of `label`, `budget` or a whole dotted path; (None, None) if it has none."""
         if name in self.axes:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import attnbench
-from attnbench.core.errors import AttnbenchError
+from attnbench.core.errors import AttnbenchError, SpecError
 from attnbench.core.files import folder_atomic, write_json
 from attnbench.core.run_files import CHECKPOINTS, GRID, LOCK, OUTPUTS, RESULT, SPEC, TESTS, TRACEBACK, cell_folder
 from attnbench.report.collect import Cell, collect
@@ -24,14 +24,15 @@ def save(folder: Path, into: Path) -> Path:
     """Copy the run folder to `into`/<last part of its name>, whole or not at all; returns that path.
 
     Cells that only the copy has stay there, so that a long table can grow over several machines. The corpus's text is
-    left out: references and sources (hyps/*.ref.txt, *.src.txt), and outputs that copy it. Raises DataError where
-    `folder` is no run folder, AttnbenchError where a cell that is done in the copy would be replaced by a different
-    result.
+    left out: references and sources (hyps/*.ref.txt, *.src.txt), and outputs that copy it. What else lies in the copy,
+    like a README, stays. Raises DataError where `folder` is no run folder, SpecError where the copy would take the
+    place of what is none, AttnbenchError where a cell that is done in the copy would be replaced by a different result.
     """
     tests = PairedTests(folder)
     experiment = report(folder, tests).experiment
     copies = {cell.folder.name for cell in experiment.cells if _copies_text(cell)}
-    target = into / experiment.title
+    target = (into / experiment.title).resolve()
+    _require_copy(target, folder)
     ours = _grid(folder)
     theirs = _grid(target) if (target / GRID).exists() else {"name": ours["name"], "cells": []}
     if theirs["name"] != ours["name"]:
@@ -50,7 +51,27 @@ def save(folder: Path, into: Path) -> Path:
             shutil.copyfile(folder / SPEC, work / SPEC)
         write_json(work / TESTS, {**read_tests(target / TESTS), **tests.asked})
         write_results(work)
-    return target
+        _keep_others(target, work)
+    return into / experiment.title
+
+
+def _require_copy(target: Path, folder: Path) -> None:
+    """Raise SpecError where `target` is there and no copy of an earlier save."""
+    if folder.resolve().is_relative_to(target):
+        raise SpecError(f"{target}: the run folder is there, or in it; save to another place, like results")
+    if target.exists() and not (target.is_dir() and ((target / GRID).exists() or not any(target.iterdir()))):
+        raise SpecError(f"{target}: is there, and holds no {GRID}: no table was saved there; name another place")
+
+
+def _keep_others(target: Path, work: Path) -> None:
+    """What people have put beside the cells of a copy."""
+    for entry in sorted(target.iterdir()) if target.is_dir() else ():
+        if (work / entry.name).exists() or entry.name == LOCK:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.copytree(entry, work / entry.name, symlinks=True)
+        else:
+            shutil.copy2(entry, work / entry.name, follow_symlinks=False)
 
 
 def _copies_text(cell: Cell) -> bool:

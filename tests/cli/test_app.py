@@ -157,6 +157,15 @@ def test_exit_codes(invoke, monkeypatch, tiny, error, code, words):
     assert result.stdout == ""
 
 
+def test_who_interrupts_a_fresh_run_is_not_told_to_begin_anew(invoke, monkeypatch, tiny):
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("attnbench.cli.common.conduct", stop)
+    said = invoke("train", *tiny, "--cell", "budget-1", "--fresh", code=130).stderr
+    assert "to go on, without --fresh: cells that were not reached keep what stood there" in said
+
+
 def test_a_fault_of_ours_is_not_hidden(invoke, monkeypatch, tiny):
     def raise_it(*_: object, **__: object) -> None:
         raise ZeroDivisionError

@@ -93,6 +93,18 @@ def test_nothing_to_sweep_is_told(bench: Any):
         swept(bench, attention("{default: {transform: sparsemax}}"))
 
 
+@pytest.mark.parametrize("text", [
+    "model: [transformer]\n", "model: {kind: transformer, attention: [topk]}\n",
+    "model: {kind: transformer, attention: {default: [sparsemax]}}\n",
+    "model: {kind: transformer, attention: {default: 5}}\n", "model: {kind: transformer, attention: topk}\n",
+])  # fmt: skip
+def test_attention_that_is_no_mapping_is_told_and_not_replaced(bench: Any, text: str):
+    head = "name: g\ntask: {kind: translation, dataset: demo}\n"
+    with pytest.raises(SpecError, match=r"spec\.yaml:3: model") as caught:
+        swept(bench, head + text)
+    assert "unknown key" not in str(caught.value)
+
+
 OWN = "{default: {transform: topk}}\ngrid:\n  more_seeds: {4: [1, 2], 8: [3]}\n  axes:\n"
 OWN += "    model.norm: [pre, post]\n    model.attention.default.budget: [4, 8]\n"
 

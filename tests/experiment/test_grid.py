@@ -153,7 +153,7 @@ def test_a_cell_does_not_depend_on_its_neighbours(bench: Any):
 
 
 def test_a_table_whose_axis_the_command_line_took_away_has_the_labels_as_rows(bench: Any):
-    text = "grid: {axes: {model.norm: [pre, post]}}\ntable: {rows: norm, cols: norm}\n"
+    text = "grid: {axes: {model.norm: [pre, post], train.accumulate: [1, 2]}}\ntable: {rows: norm, cols: accumulate}\n"
     assert expand(read_document(bench.write(HEAD + text))).table.rows == "norm"
     for taken in (["grid.axes={}"], ["grid={axes: {train.clip: [1.0, 2.0]}}"], ["grid.axes={train.clip: [1.0]}"]):
         experiment = expand(read_document(bench.write(HEAD + text), taken))
@@ -162,6 +162,39 @@ def test_a_table_whose_axis_the_command_line_took_away_has_the_labels_as_rows(be
         assert expand(read_document(bench.runs / "spec.yaml")).table == experiment.table
     with pytest.raises(SpecError, match="unknown axis 'nrom'"):
         expand(read_document(bench.write(HEAD + text), ["table.rows=nrom", "grid.axes={train.clip: [1.0]}"]))
+
+
+ONE, OTHER = "model.attention.cross.sparsify", "model.attention.encoder_self.sparsify"
+CROSSED = f"grid: {{axes: {{{ONE}: [train, both], {OTHER}: [train, both]}}}}\n"
+
+
+@pytest.mark.parametrize(("table", "words"), [
+    ("rows: sparsify", f"table.rows: 'sparsify' may be {ONE} or {OTHER}; write the whole path"),
+    (f"rows: {ONE}, cols: sparsify", "table.cols: 'sparsify' may be"),
+    (f"rows: {ONE}, cols: {ONE}", "table.cols: the rows are of that axis"),
+    ("cols: label", "table.cols: a label is no axis"),
+])  # fmt: skip
+def test_a_table_whose_rows_or_columns_are_not_one_axis_is_refused(bench: Any, table: str, words: str):
+    """It would show the numbers of one axis under the names of another."""
+    (line,) = fault(bench, f"{CROSSED}table: {{{table}}}\n")
+    assert line.startswith("spec.yaml:12: ")
+    assert words in line
+
+
+def test_a_seed_that_is_none_is_told_though_the_grids_seeds_take_its_place(bench: Any):
+    (line,) = fault(bench, "seed: [1, 2]\ngrid: {seeds: [3], axes: {model.norm: [pre, post]}}\n")
+    assert line.startswith("spec.yaml:11: seed: input should be a valid integer")
+
+
+def test_the_spec_of_a_run_folder_gives_its_seeds_again(bench: Any):
+    text = f"{HEAD}grid: {{seeds: [1, 2], more_seeds: {{pre: [7, 8]}}, axes: {{model.norm: [pre, post]}}}}\n"
+    for seeds in ((5, 6), ()):
+        experiment = expand(read_document(bench.write(text)), seeds=seeds)
+        write_grid(bench.runs, experiment, "")
+        again = expand(read_document(bench.runs / "spec.yaml"))
+        assert [(cell.label, cell.seed) for cell in again.cells] == [
+            (cell.label, cell.seed) for cell in experiment.cells
+        ]
 
 
 @pytest.mark.parametrize("rows", ["budget", "model.attention.default.budget"])

@@ -173,6 +173,23 @@ def test_a_damaged_result_is_the_failure_of_its_cell_alone(
     assert [outcome.error for outcome in bench.run(experiment, fresh=True)] == [None, None]
 
 
+def test_twins_are_copies_of_the_run_that_was_made_anew(bench: Any, ran: list[Cell]):
+    """Not of what an older one has left under a third label."""
+    entries = [{"label": label, "clip": clip} for label, clip in (("z", 1), ("m", 1.0), ("a", 1.00))]
+    experiment = bench.experiment(
+        {"grid": {"axes": {"train": entries}}}, "model.attention={default: {transform: softmax}}"
+    )
+    bench.run(experiment)
+    for place in range(3):
+        result = bench.cell(experiment, place) / "result.json"
+        result.write_text(json.dumps({**json.loads(result.read_text()), "commit": "old"}))
+    assert [outcome.error for outcome in bench.run(experiment, fresh=True)] == [None, None, None]
+    found = {
+        json.loads((bench.cell(experiment, place) / "result.json").read_text()).get("commit") for place in range(3)
+    }
+    assert found == {None}
+
+
 @pytest.mark.parametrize("content", ['{"digest": "%s"}', '{"digest": "%s", "metrics": {}, "data": 3}', "[]"])
 def test_a_damaged_result_is_not_taken_over_by_a_twin(bench: Any, ran: list[Cell], content: str):
     twins = {"axes": {"train": [{"label": "a", "clip": 1}, {"label": "b", "clip": 1.0}]}}

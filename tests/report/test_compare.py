@@ -138,6 +138,17 @@ def test_a_row_on_an_axis_that_the_paper_has_not_is_not_the_papers(run_folder):
     assert f"no paper numbers along {site}: the table of the paper does not vary it" in notes
 
 
+def test_of_two_budgets_the_paper_varies_one(run_folder):
+    run = run_folder()
+    cross, own = "model.attention.cross.budget", "model.attention.encoder_self.budget"
+    for one, other in ((4, 1), (4, 3)):
+        run.add(f"budget-{one} budget-{other}", axes={cross: one, own: other, "model.attention.default": "window"})
+    where = {"table": "1", "dataset": "wmt16_en_ro", "metric": "BLEU"}
+    found, notes = numbers(run, compare(where, {"window": "Window"}), "extremely_sparse")
+    assert set(found.values()) == {None}
+    assert f"no paper numbers along {own}: the table of the paper does not vary it" in notes
+
+
 def test_without_a_map_rows_are_called_as_the_papers_systems(run_folder):
     run = run_folder()
     for label in ("sparsemax + CovVector", "ours"):

@@ -82,6 +82,9 @@ def test_absent_and_damaged_lines_are_named(folder: Path):
     lines.write_text("x 9\n" * 5)
     with pytest.raises(AttnbenchError, match="a line of counts is 'x 9'"):
         examples_page(folder, "softmax", "cs")
+    lines.write_bytes(b"\xff\xfe\n")
+    with pytest.raises(DataError, match=r"test\.rep\.txt: damaged, it is not UTF-8; run the cell with --fresh"):
+        examples_page(folder, "softmax", "cs")
     lines.write_text("1 9\n" * 5)
     references = lines.with_name("test.ref.txt")
     kept = references.read_text()

@@ -18,8 +18,9 @@ def test_a_name_that_comes_close_to_a_usual_one_is_misspelt(metric: str, meant: 
 
 
 def test_less_is_better_of_what_is_wrong_or_lasts():
-    directions = {name: higher_is_better(f"test/{name}") for name in ("bleu", "rep", "drop", "loss", "seconds")}
-    assert directions == {"bleu": True, "rep": False, "drop": False, "loss": False, "seconds": False}
+    directions = {name: higher_is_better(f"test/{name}") for name in ("bleu", "rep", "drop", "loss", "unfinished")}
+    assert directions == {"bleu": True, "rep": False, "drop": False, "loss": False, "unfinished": False}
+    assert higher_is_better("test/seconds") is False
     assert higher_is_better("attended/cross") is None
 
 

@@ -96,12 +96,20 @@ def test_rows_of_different_test_sets_are_not_compared(run_folder):
         compare_rows(run.grid(), "a", "b")
 
 
+def test_rows_that_diverged_are_told_to_have(run_folder):
+    run = run_folder()
+    run.add("a", 1, 30.0)
+    run.add("b", 1, 0.0, weights=(), outcome={"kind": "diverged", "text": "diverged at update 5"})
+    with pytest.raises(DataError, match=r"for both 'a' and 'b': one of them diverged"):
+        compare_rows(run.grid(), "a", "b")
+
+
 @pytest.mark.parametrize(
     ("labels", "error", "said"),
     [
         (("softmax", "tpok"), SpecError, "unknown row 'tpok'; did you mean 'topk'"),
         (("topk", "topk"), SpecError, "'topk' twice"),
-        (("softmax", "waiting"), DataError, "no seed is done for both"),
+        (("softmax", "waiting"), DataError, "no seed has scores for both .*; run them first"),
     ],
 )
 def test_what_cannot_be_compared_is_told(folder, labels, error, said):

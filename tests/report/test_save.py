@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import attnbench
-from attnbench.core.errors import AttnbenchError, DataError
+from attnbench.core.errors import AttnbenchError, DataError, SpecError
 from attnbench.report.collect import collect
 from attnbench.report.save import save
 from attnbench.report.table import render
@@ -93,6 +93,62 @@ def test_a_copy_names_no_place_of_this_machine(run_folder, tmp_path: Path, monke
         run.add("dense", 1, 35.0)
         copy = save(run.grid(source=source), tmp_path / "results")
         assert json.loads((copy / "grid.json").read_text())["source"] == kept
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_a_run_folder_is_not_saved_over_itself(run_folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: bool):
+    run = run_folder("runs/demo")
+    (run.add("dense", 1, 35.0) / "checkpoints").mkdir()
+    folder = run.grid()
+    before = files(folder)
+    monkeypatch.chdir(folder if here else tmp_path)
+    with pytest.raises(SpecError, match="the run folder is there, or in it"):
+        save(folder, Path("..") if here else folder.parent)
+    assert files(folder) == before
+
+
+def test_a_folder_that_is_no_copy_is_not_replaced(run_folder, tmp_path: Path):
+    run = run_folder()
+    run.add("dense", 1, 35.0)
+    (tmp_path / "home" / "demo" / "thesis").mkdir(parents=True)
+    (tmp_path / "home" / "demo" / "thesis" / "chapter.tex").touch()
+    with pytest.raises(SpecError, match=r"home/demo: is there, and holds no grid\.json"):
+        save(run.grid(), tmp_path / "home")
+    assert (tmp_path / "home" / "demo" / "thesis" / "chapter.tex").exists()
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file" / "demo").touch()
+    with pytest.raises(SpecError, match="holds no grid"):
+        save(run.grid(), tmp_path / "file")
+    (tmp_path / "empty" / "demo").mkdir(parents=True)
+    assert "grid.json" in files(save(run.grid(), tmp_path / "empty"))
+
+
+def test_what_people_put_beside_a_copy_stays_and_a_link_stays_one(run_folder, tmp_path: Path):
+    run = run_folder()
+    run.add("dense", 1, 35.0)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "results" / "demo").symlink_to(tmp_path / "elsewhere")
+    target = save(run.grid(), tmp_path / "results")
+    (target / "README.md").write_text("by hand")
+    (target / "plots").mkdir()
+    (target / "plots" / "a.png").touch()
+    run.add("topk-8", 1, 36.0)
+    target = save(run.grid(), tmp_path / "results")
+    assert target.is_symlink()
+    assert (target / "README.md").read_text() == "by hand"
+    assert (target / "plots" / "a.png").exists()
+    assert len(collect(target).cells) == 2
+
+
+def test_tests_that_a_copy_has_are_kept_when_cells_join_it(run_folder, tmp_path: Path):
+    first, second = run_folder("one"), run_folder("two")
+    first.add("dense", 1, 35.0)
+    second.add("topk-8", 1, 36.0)
+    target = save(first.grid(), tmp_path / "results")
+    (target / "significance.json").write_text('{"test/bleu:0123456789abcdef": 0.25}')
+    save(second.grid(), tmp_path / "results")
+    assert json.loads((target / "significance.json").read_text()) == {"test/bleu:0123456789abcdef": 0.25}
 
 
 def test_a_different_result_is_never_overwritten(run_folder, tmp_path: Path):

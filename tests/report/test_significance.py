@@ -197,6 +197,15 @@ def test_no_test_of_counts_that_do_not_give_the_score(counted, damage):
     assert p(counted.root, "much", "test/rep") is None
 
 
+def test_counts_of_every_seed_must_give_its_score(counted):
+    for label in ("good", "much"):
+        folder = counted.add(label, 2, 30.0, metrics={"test/rep": 50.0})
+        (folder / "hyps").mkdir(exist_ok=True)
+        (folder / "hyps" / "test.rep.txt").write_text("1 9\n" * 60)
+    counted.grid()
+    assert p(counted.root, "much", "test/rep") is None
+
+
 def test_where_nothing_could_be_tested_that_is_told(run):
     for path in run.root.glob("cells/*/hyps"):
         shutil.rmtree(path)

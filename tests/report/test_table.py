@@ -155,6 +155,16 @@ def test_rows_of_other_corpora_are_not_compared(run_folder):
     assert {row: rank.kind for (row, _), rank in ranks.items()} == {"b": "best", "c": "worse"}
 
 
+def test_rows_that_are_scored_otherwise_are_not_compared(run_folder):
+    """As with an axis of the task's ways of scoring: the easier one would be the best."""
+    run = run_folder()
+    for name, bleu, way in (("a", 18.0, "none"), ("b", 100.0, "13a"), ("c", 17.0, "none")):
+        signature = f"nrefs:1|case:lc|eff:no|tok:{way}|smooth:none|version:2.6.0"
+        run.add(name, 1, bleu, axes={"task.bleu": way, PLACE: name}, signature=signature)
+    ranks = report(run.grid(), lambda metric, best, other: 0.001).ranks
+    assert {row: rank.kind for (row, _), rank in ranks.items()} == {"a": "best", "c": "worse"}
+
+
 @pytest.mark.parametrize(
     ("datasets", "compared"),
     [
@@ -309,6 +319,9 @@ def test_terminal_fits_the_width_and_says_what_gave_way(compared: Path):
         assert "35.53 ± 0.55 (3)" in table
         assert ("no room for: " in text) == hidden
         assert "\x1b" not in text
+        if width == 80:  # what matters most gives way last
+            assert "paper" in table
+            assert "no room for: entropy" in " ".join(text.split())
 
 
 def test_a_pipe_gets_every_column(compared: Path):
