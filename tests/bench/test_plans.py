@@ -30,15 +30,24 @@ def test_transforms_are_checked_before_they_are_timed():
         if case.check is not None:
             assert case.check() < 1e-5
         case.run()
-    assert [case.name for case in cases if case.check is not None] == [*ops.TRANSFORMS, *ops.TRANSFORMS]
+    timed = [*ops.TRANSFORMS, ops.TRAINED]
+    assert [case.name for case in cases if case.check is not None] == timed * 2
 
 
 def test_a_plan_has_those_mechanisms_that_are_asked_for_beside_what_they_are_compared_with():
     plan = plans.Plan(Runtime(CPU), 1, True, [], only=["entmax", "window"])
-    names = [*ops.TRANSFORMS, "window, n = 32 (flex)", "topk, k = 8 (triton)", "SDPA", ops.BASELINE, "entmax: entmax15"]
-    assert [name for name in names if plan.wants(name)] == [
-        "softmax", "entmax, alpha = 1.3", "entmax, learned alpha", "window, n = 32 (flex)", "SDPA", ops.BASELINE,
+    names = [
+        *ops.TRANSFORMS,
+        ops.TRAINED,
+        "window, n = 32 (flex)",
+        "topk, k = 8 (triton)",
+        "SDPA",
+        ops.BASELINE,
         "entmax: entmax15",
+    ]
+    assert [name for name in names if plan.wants(name)] == [
+        "softmax", "entmax, alpha = 1.3", "entmax, learned alpha", ops.TRAINED, "window, n = 32 (flex)", "SDPA",
+        ops.BASELINE, "entmax: entmax15",
     ]  # fmt: skip
     assert all(map(plan._replace(only=()).wants, names))
     assert {"topk", "sparsemax", "entmax", "bigbird", "random"} <= plans.KINDS["ops"]
