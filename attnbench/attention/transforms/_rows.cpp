@@ -171,7 +171,7 @@ template <class F> struct Back {
 
     int operator()(int threads) const {
         if (kind == ENTMAX)
-            return in_blocks<F>(shape, SHORT_ENTMAX, threads, [this](auto lanes, V<F>* room, int64_t row, int rows) {
+            return in_blocks<F>(shape, SHORT_BACK, threads, [this](auto lanes, V<F>* room, int64_t row, int rows) {
                 block<decltype(lanes)::value>(room, row, rows);
             });
         if (shape.rows * shape.keys <= SERIAL) threads = 1;
