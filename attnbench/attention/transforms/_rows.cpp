@@ -98,8 +98,10 @@ template <class F> struct Back {
     }
 
     template <int P> void block(V<F>* p, int64_t row, int rows) const {
-        int n = (int)((shape.keys + P - 1) / P), m = n;
+        using T = typename F::T;
+        int n = (int)((shape.keys + P - 1) / P), m = n, kept = 0;
         V<F>*g = p + n, *q = p;
+        int32_t* place = nullptr;
         auto weight = [&](int r, int64_t first) { return Reader{weights, shape.keys}(row + r, first); };
         auto slope_of = [&](int r, int64_t first) { return Reader{grad, shape.keys}(row + r, first); };
         gather<F, P>(p, weight, rows, shape.keys, V<F>{});
@@ -109,8 +111,10 @@ template <class F> struct Back {
             for (int j = 0; j < n; ++j) strange |= p[j] != p[j];
             if (!any<F, 1>(strange) && 2 * count_above<F>(p, n, V<F>{}) <= n * F::W) {
                 q = p + 2 * n;
-                m = pack<F>(p, p, n, V<F>{}, 0, q);
-                pack<F>(g, p, n, V<F>{}, 0, g);
+                place = (int32_t*)(p + 3 * n + 1);
+                kept = pack<F>(p, n, V<F>{}, 0, q, place);
+                m = (kept + F::W - 1) / F::W;
+                for (int i = 0; i < kept; ++i) ((T*)g)[i] = ((const T*)g)[place[i]];
             }
         }
         this->template slopes<P>(q, g, m, row, rows);
@@ -122,7 +126,10 @@ template <class F> struct Back {
             V<F> found = q[j] * (g[j] - mean);
             q[j] = q[j] != 0 ? found : V<F>{};
         }
-        if (q != p) unpack<F>(q, p, n, V<F>{}, p);
+        if (q != p) {
+            for (int j = 0; j < n; ++j) p[j] = V<F>{};
+            for (int i = 0; i < kept; ++i) ((T*)p)[place[i]] = ((const T*)q)[i];
+        }
         scatter<F, P>(p, out, row, rows, shape.keys);
     }
 

@@ -88,7 +88,7 @@ template <class F, int P> struct Block {
         if constexpr (P < F::W) return *this;
         if (2 * ((count_above<F>(x, n, bound) + F::W - 1) / F::W) > n) return *this;
         V<F>* few = other + n;
-        return {few, other, pack<F>(x, x, n, bound, -INF<F>, few), bound};
+        return {few, other, (pack<F>(x, n, bound, -INF<F>, few) + F::W - 1) / F::W, bound};
     }
     // the scores of one row among which its k largest are
     Block largest(int64_t k) const {

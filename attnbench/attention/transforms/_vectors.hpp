@@ -287,27 +287,30 @@ template <class F> int count_above(const V<F>* x, int n, V<F> bound) {
     return (int)sum<F, F::W>(count)[0];
 }
 
-// The numbers of n vectors x where those of `by` are above `bound`, packed into vectors, the last of which `fill` fills up;
-// how many vectors. `to` has room for one more, and may be x.
-template <class F> int pack(const V<F>* x, const V<F>* by, int n, V<F> bound, typename F::T fill, V<F>* to) {
+// The numbers of n vectors that are above `bound`, packed into vectors, the last of which `fill` fills up; how many numbers.
+// place: where they stood, if it is given. Both have room for a vector more.
+template <class F> int pack(const V<F>* x, int n, V<F> bound, typename F::T fill, V<F>* to, int32_t* place = nullptr) {
     typename F::T* at = (typename F::T*)to;
     int kept = 0;
 #if defined(__AVX512F__) || defined(__AVX2__)
     if constexpr (SINGLE<F>) {
-        for (int j = 0; j < n; ++j) {
-            unsigned above = lanes_set(by[j] > bound);
+        M<F> lane{};
+        for (int i = 0; i < F::W; ++i) lane[i] = i;
+        for (int j = 0; j < n; ++j, lane += F::W) {
+            unsigned above = lanes_set(x[j] > bound);
             store<F>(at + kept, drawn_together(x[j], above));
+            if (place) store<F>((float*)(place + kept), drawn_together((V<F>)lane, above));
             kept += __builtin_popcount(above);
         }
     } else
 #endif
         for (int i = 0; i < n * F::W; ++i) {
             at[kept] = x[i / F::W][i % F::W];
-            kept += by[i / F::W][i % F::W] > bound[i % F::W];
+            if (place) place[kept] = i;
+            kept += x[i / F::W][i % F::W] > bound[i % F::W];
         }
-    int vectors = (kept + F::W - 1) / F::W;
-    for (int i = kept; i < vectors * F::W; ++i) at[i] = fill;
-    return vectors;
+    for (int i = kept; i % F::W; ++i) at[i] = fill;
+    return kept;
 }
 // Packed numbers put where they came from, 0 elsewhere. `to` may be `by`; behind `from` a vector more is read.
 template <class F> void unpack(const V<F>* from, const V<F>* by, int n, V<F> bound, V<F>* to) {
