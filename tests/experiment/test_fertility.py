@@ -57,6 +57,16 @@ def test_predicted_cells_tell_how_well_their_tagger_learned(bench: Any):
     assert result["metrics"]["params"] == count_parameters(given.cells[0].spec) == count_parameters(plain.cells[0].spec)
 
 
+def test_a_tagger_that_was_trained_is_not_taught_again_to_be_scored(bench: Any):
+    folder, _ = finish(bench, experiment(bench, {**TAGGER, "epochs": 3, "rate": 0.03}, seed=3))
+    trained = load_trained(folder, [], bench.cache, device="cpu", step=None)
+    tagger = trained.model.fertility
+    assert isinstance(tagger, PredictedFertility)
+    before = {name: tensor.clone() for name, tensor in tagger.state_dict().items()}
+    score_split(trained, "test")
+    assert all(torch.equal(before[name], tensor) for name, tensor in tagger.state_dict().items())
+
+
 def test_actual_cells_ask_the_references_of_every_split_and_are_timed(bench: Any, monkeypatch: pytest.MonkeyPatch):
     folder, result = finish(bench, experiment(bench, "actual", timing={"decode_runs": 1}))
     assert {"valid/bleu", "test/bleu", "decode/seconds"} <= set(result["metrics"])

@@ -21,6 +21,7 @@ from attnbench.search.base import Hypothesis, SpecialIds
 from attnbench.search.beam import BeamSpec
 from attnbench.search.greedy import GreedySpec
 from attnbench.tasks import pairs as pair_tasks
+from attnbench.tasks import translation
 from attnbench.tasks.translation import Translation, TranslationSpec
 
 DEMO: dict[str, Any] = {"kind": "demo", "pairs": 1500, "held_out": 23}
@@ -258,6 +259,36 @@ def test_a_wrong_line_lowers_the_score(data, task):
     lines = list(data.split("test").target)
     assert task.score(data, "test", [*lines[1:], lines[0]]).values["bleu"] < 50
     assert task.score(data, "test", [""] * len(lines)).values["bleu"] == 0
+
+
+def test_the_sink_is_no_word_that_can_be_dropped(data, monkeypatch):
+    """The first word and the sink are linked in references, and to nothing in the outputs."""
+
+    class Stub:
+        def align(self, source, target):
+            sinks = [len(line.split()) - 1 for line in source]
+            return [
+                [(0, 0), (sink, 1)] if line == "reference" else [] for sink, line in zip(sinks, target, strict=True)
+            ]
+
+    monkeypatch.setattr(translation, "word_aligner", lambda *_, **__: Stub())
+    size = len(data.split("test"))
+    counts = parse(drop=True).bind()._dropped(data, "test", ["output"] * size, ["reference"] * size, lower=False)
+    assert counts.tolist() == [[1, 1]] * size
+
+
+def test_training_sentences_that_are_scored_lie_at_equal_distances(data, task):
+    asked = []
+
+    class Watched(Oracle):
+        def __call__(self, model, source, special):
+            asked.extend(row[valid].tolist() for row, valid in zip(source.data, source.valid, strict=True))
+            return super().__call__(model, source, special)
+
+    task.sample_bleu(build(task.spec), data, Watched(data, "train"), 4000, 3)
+    ids = data.split("train").ids.source
+    lines = [number * len(ids) // 3 for number in range(3)]
+    assert sorted(asked) == sorted([*ids[line].tolist(), EOS] for line in lines)
 
 
 def test_drop_counts_source_words_that_the_output_leaves_out(tmp_path):

@@ -90,6 +90,31 @@ def test_predicted_learns_what_words_and_neighbours_decide(taught):
     assert taught(source)[0, 0] > taught(source)[0, 2] > taught(source)[0, 1]
 
 
+def test_the_weights_of_the_best_epoch_stay():
+    """On lessons that cannot be learned F1 comes and goes."""
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        noise = [
+            lesson(
+                *(
+                    [
+                        (
+                            int(torch.randint(3, ROWS, (), generator=generator)),
+                            int(torch.randint(1, 4, (), generator=generator)),
+                        )
+                    ]
+                    for _ in range(6)
+                )
+            )
+            for _ in range(6)
+        ]
+        tagger = build({**SMALL, "epochs": 8, "rate": 0.02})
+        tagger.learn(noise[:3], noise[3:], seed=seed)
+        weights = torch.ones(tagger.spec.most)
+        weights[0] = tagger.spec.weight_of_one
+        assert tagger._judge(noise[3:], weights)[0] == pytest.approx(tagger.f1.item())
+
+
 def test_the_expectation_is_that_of_the_probabilities(taught):
     source = lesson([(4, 1), (8, 1)])
     chances = taught._tag(source).softmax(-1)
