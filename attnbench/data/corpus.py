@@ -19,7 +19,7 @@ from attnbench.data.batching import Ids, TrainStream, eval_batches
 from attnbench.data.blocks import join_sentences, split_sentences
 from attnbench.data.build import SIDES, line_cleaner
 from attnbench.data.datasets.base import Languages
-from attnbench.data.prepare import check_files, read_manifest
+from attnbench.data.prepare import files_fault, read_manifest
 from attnbench.data.recipe import Recipe
 from attnbench.data.store import IdLists, TextLines
 from attnbench.data.text import moses_detokenize
@@ -113,11 +113,15 @@ class Data:
         """Raises DataError if `path` is no prepared folder, one of another version, or damaged."""
         while True:
             manifest = read_manifest(path)
-            check_files(path, manifest)
+            fault = files_fault(path, manifest["files"])
             data = cls(path, manifest)
-            data._hold()
-            if read_manifest(path) == manifest:  # else it was prepared again meanwhile: half of it may be the old one
-                return data
+            if fault is None:
+                data._hold()
+            if read_manifest(path) != manifest:  # it was prepared again meanwhile: half of it may be the old one
+                continue
+            if fault is not None:
+                raise DataError(f"{fault}; delete {path} and run attnbench prepare again")
+            return data
 
     def _hold(self) -> None:
         """Open all that training reads, so that it is of one preparation."""

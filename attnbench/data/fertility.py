@@ -33,32 +33,38 @@ def with_fertilities(data: Data) -> Data:
     """The same data, whose batches have fertilities: of forward alignments between tokens as the model sees them, EOS
     being the sink (Malaviya et al. 2018). The aligner learns from the training split. Made once, then kept."""
     folder = data.path / f"fertility-{VERSION}"
-    fault = files_fault(folder, _noted(folder)) if folder.exists() else None
-    if fault is not None:
-        log.warning("%s; aligning again", fault)
-    make_once(folder, lambda: _write_fertilities(data, folder), again=fault is not None)
+    make_once(folder, lambda: _write_fertilities(data, folder), lambda: _is_whole(folder))
     return data.with_fertilities(folder)
 
 
-def _noted(folder: Path) -> dict[str, Any]:
-    """What is known of the files in `folder`; of one that says nothing, that it lacks the file that does."""
+def _is_whole(folder: Path) -> bool:
+    """Whether the files are there as they were written; of a folder of an earlier version nothing is known."""
+    if not folder.exists():
+        return False
     try:
-        return json.loads((folder / _FILES).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {_FILES: {}}
+        facts: Any = json.loads((folder / _FILES).read_text(encoding="utf-8"))
+        fault = files_fault(folder, facts) if facts else f"{folder / _FILES}: damaged"
+    except FileNotFoundError:
+        return True
+    except (ValueError, AttributeError, TypeError):
+        fault = f"{folder / _FILES}: damaged"
+    if fault is not None:
+        log.warning("%s; aligning again", fault)
+    return fault is None
 
 
-def make_once(path: Path, make: Callable[[], object], *, again: bool = False) -> None:
+def make_once(path: Path, make: Callable[[], object], there: Callable[[], bool] | None = None) -> None:
     """Make `path`, beside the prepared data, unless it is there; of processes that want it at once, one does. Raises
     DataError where it is not there and nothing can be written.
 
-    again: though it is there.
+    there: says whether it is; left out: whether something has its name.
     """
-    if path.exists() and not again:  # what is complete may stand where nothing can be written
+    there = there or path.exists
+    if there():  # what is complete may stand where nothing can be written
         return
     try:
         with making(path):
-            if not path.exists() or again:
+            if not there():
                 make()
     except OSError as error:
         raise DataError(

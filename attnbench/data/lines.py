@@ -75,7 +75,7 @@ def lines_of(file: IO[bytes], path: Path) -> Iterator[Line]:
                 data = data.removeprefix(_BOM)
             yield Line(number, _decode(data, path, number))
         if number == 1 and returns > 1:
-            raise DataError(f"{path}: its lines end in CR alone, so that all of it is one; write tr '\\r' '\\n'")
+            raise DataError(f"{path}: its lines end in CR alone, so that all of it is one: tr '\\r' '\\n' < FILE > NEW")
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise DataError(f"{path}: damaged after line {number} ({error}); fetch or copy it again") from None
     except OSError as error:

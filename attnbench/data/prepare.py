@@ -178,13 +178,6 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def check_files(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Raise DataError if a file of a prepared folder is gone or holds other bytes than it was made with."""
-    fault = files_fault(path, manifest["files"])
-    if fault is not None:
-        raise DataError(f"{fault}; delete {path} and run attnbench prepare again")
-
-
 def files_fault(folder: Path, files: Mapping[str, Any]) -> str | None:
     """What is wrong with the files in `folder`, of which `file_facts` said this when they were written."""
     for name, facts in files.items():
@@ -193,9 +186,8 @@ def files_fault(folder: Path, files: Mapping[str, Any]) -> str | None:
             return f"{file}: is gone"
         if file.stat().st_size != facts.get("bytes"):
             return f"{file}: has another size"
-        if (
-            file_facts(file)["sha256"] != facts["sha256"]
-        ):  # a spoilt id trains another model, or is none of the vocabulary
+        # a spoilt id trains another model, or is none of the vocabulary
+        if file_facts(file)["sha256"] != facts.get("sha256"):
             return f"{file}: holds other bytes than were prepared"
     return None
 

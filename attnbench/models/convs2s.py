@@ -276,7 +276,8 @@ class ConvS2S(Seq2SeqModel):
             gated, known = (part.view(-1, state.beams, part.shape[-1]) for part in (convolution(window), embedded))
             output = attention(gated, known, cross, memory.scale, positions, need_weights=state.received is not None)
             states = (output.context.view_as(states) + states) * HALF
-            maps.append(output.weights)
+            if output.weights is not None:
+                maps.append(output.weights)
         hidden = self.dropout(self.contract(states))[:, 0]
         received = receive(state.received, maps)
         return self.logits(hidden), ConvS2SState(state.length + 1, tuple(inputs), state.beams, received)

@@ -180,7 +180,7 @@ class Encoder(nn.Module):
             states, last = self.layers(packed)
         return pad_packed_sequence(states, batch_first=True, total_length=embedded.shape[1])[0], last
 
-    def _join(self, cells: Cells) -> Cells:
+    def _join(self, cells: Cells) -> tuple[Float[Tensor, "R N D"], ...]:
         """One state a decoder layer; of two directions, a layer of tanh units."""
         if not self.bridges:
             return cells

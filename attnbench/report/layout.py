@@ -127,7 +127,8 @@ def contests(rows: Sequence[Row], view: View) -> Iterator[tuple[str, list[Row]]]
 
 
 def _alike(rows: Sequence[Row], metric: str) -> list[list[Row]]:
-    """The rows by how they were scored; those that do not say it are as the others, where there is one way."""
+    """The rows by how they were scored; those that do not say it are as the others where there is one way, and take no
+    part where there are several."""
     ways = dict.fromkeys(found for row in rows if (found := row.signatures(metric)))
     if len(ways) < 2:
         return [list(rows)]

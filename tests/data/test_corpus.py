@@ -102,8 +102,9 @@ def test_what_was_opened_is_read_on_though_its_folder_is_prepared_again(tmp_path
     assert second.split("valid").source[0] == "new 4 de"
 
 
-def test_a_folder_that_is_prepared_again_while_it_is_opened_is_opened_anew(small: Data, monkeypatch) -> None:
-    manifests = iter([{**small.manifest, "digest": "another"}, small.manifest, small.manifest, small.manifest])
+@pytest.mark.parametrize("other", [{"digest": "another"}, {"files": {"another": {}}}])
+def test_a_folder_that_is_prepared_again_while_it_is_opened_is_opened_anew(small: Data, monkeypatch, other) -> None:
+    manifests = iter([{**small.manifest, **other}, small.manifest, small.manifest, small.manifest])
     monkeypatch.setattr("attnbench.data.corpus.read_manifest", lambda path: next(manifests))
     assert Data.open(small.path).manifest == small.manifest
     assert next(manifests, None) is None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
 from attnbench.core.errors import DataError
 from attnbench.core.tree import map_batch
+from attnbench.data import fertility
 from attnbench.data.alignment.fertility import fertilities
 from attnbench.data.alignment.model import Aligner
 from attnbench.data.corpus import Data
@@ -73,13 +77,45 @@ def test_a_file_that_is_not_what_was_written_is_made_again(data, caplog):
         with_fertilities(data)
         assert "; aligning again" in caplog.text
         assert path.read_bytes() == whole
-    (data.path / "fertility-1" / "files.json").unlink()  # as an older version left it
-    caplog.clear()
-    with_fertilities(data)
-    assert "files.json: is gone; aligning again" in caplog.text
+    noted = data.path / "fertility-1" / "files.json"
+    for damaged in ("[]", "{}", "{", f'{{"valid.ids": {{"bytes": {len(whole)}}}}}', '{"valid.ids": 3}'):
+        noted.write_text(damaged)
+        caplog.clear()
+        with_fertilities(data)
+        assert "; aligning again" in caplog.text
     caplog.clear()
     with_fertilities(data)
     assert caplog.text == ""
+
+
+def test_what_an_older_version_left_serves(data, monkeypatch, caplog):
+    with_fertilities(data)
+    (data.path / "fertility-1" / "files.json").unlink()
+    monkeypatch.setattr("attnbench.data.fertility.making", refuse)
+    assert next(with_fertilities(data).eval_batches("valid", tokens=300)).fertility is not None
+    assert caplog.text == ""
+
+
+def test_of_two_that_see_a_fault_one_makes_it_again(data, monkeypatch):
+    with_fertilities(data)
+    path = data.path / "fertility-1" / "valid.ids"
+    path.write_bytes(path.read_bytes()[:-2])
+    made: list[int] = []
+    seen: list[bool] = []
+    barrier, write, whole = threading.Barrier(2), fertility._write_fertilities, fertility._is_whole
+
+    def is_whole(folder):
+        found = whole(folder)
+        seen.append(found)
+        if len(seen) <= 2:
+            barrier.wait(60)
+        return found
+
+    monkeypatch.setattr(fertility, "_write_fertilities", lambda *given: (made.append(1), write(*given)))
+    monkeypatch.setattr(fertility, "_is_whole", is_whole)
+    with ThreadPoolExecutor(2) as pool:
+        assert len(list(pool.map(lambda _: with_fertilities(data), range(2)))) == 2
+    assert made == [1]
 
 
 def test_where_nothing_can_be_written_what_is_there_serves(data, monkeypatch):

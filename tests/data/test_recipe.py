@@ -159,7 +159,7 @@ def test_a_tokenizer_without_a_kind_is_the_usual_one_but_for_what_is_given():
     (["de", "en-US"], "like 'en'"),
     (["German", "en"], "'German' is no code"),
     (["", "en"], "'' is no code"),
-    (["ger", "en"], "Moses has its rules of 'ger' under the code 'de'"),
+    (["ger", "en"], "Moses has its rules of 'ger' under the code 'de'; write that"),
 ])  # fmt: skip
 def test_what_is_no_code_of_a_language_is_refused(codes: list[str], words: str) -> None:
     """Moses would tokenise it by the rules of no language, without a word."""
@@ -167,6 +167,11 @@ def test_what_is_no_code_of_a_language_is_refused(codes: list[str], words: str) 
         Recipe.model_validate(
             {"dataset": {"kind": "parallel", "languages": codes, "train": {"source": "a", "target": "b"}}}
         )
+
+
+def test_text_that_moses_does_not_tokenise_may_call_its_languages_as_it_likes() -> None:
+    dataset = {"kind": "parallel", "languages": ["ger", "eng"], "train": {"source": "a", "target": "b"}}
+    assert Recipe.model_validate({"dataset": dataset, "pretokenize": "none"}).dataset.pair() == ("ger", "eng")
 
 
 def test_a_tokenizer_of_the_usual_kind_has_the_usual_sizes() -> None:

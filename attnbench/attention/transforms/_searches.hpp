@@ -352,7 +352,7 @@ template <class F, int P> V<F> moved_by(Block<F, P> b, V<F> t, V<F> step, V<F> e
     V<F> edge = larger<F>(step, -step) * 8, half = (1 - e) * (T)0.5, third = (1 - 2 * e) * (T)(1.0 / 3);
     V<F> total = summed<F>(b.n, [&](int j) {
         V<F> r = (b.x[j] - t) * e + 1, x = step * near_inverse(r);
-        if (any<F, 1>((r < edge) & (r > -edge))) {
+        if (any<F, 1>((r <= edge) & (r >= -edge))) {  // 0 in a lane that takes no step, too
             Masses<F> sums;
             weigh<F, 1>(b.x + j, b.other + j, t + step, e, inverse, sums);
         } else {
@@ -443,7 +443,7 @@ template <class F, int P> void entmax(Block<F, P> whole, V<F> e) {
         if (round <= 2) {  // 0 is below; NaN: no living key
             t += step;
             t = t > 0 ? t : V<F>{};
-        } else if (Block<F, P>::climb(t, step, 2 * EPS<F>)) {  // p is of t before the step
+        } else if (Block<F, P>::climb(t, step, 2 * EPS<F>)) {  // weights and total are of one t, before the step or behind
             break;
         }
     }

@@ -248,7 +248,7 @@ template <class F> inline V<F> expm1(V<F> u) {
 }
 
 #if defined(__AVX512F__)
-inline unsigned lanes_set(M<Float> x) { return _mm512_movepi32_mask((__m512i)x); }
+inline unsigned lanes_set(M<Float> x) { return _mm512_test_epi32_mask((__m512i)x, (__m512i)x); }
 inline V<Float> drawn_together(V<Float> x, unsigned lanes) {
     return (V<Float>)_mm512_maskz_compress_ps((__mmask16)lanes, (__m512)x);
 }

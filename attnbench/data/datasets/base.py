@@ -120,12 +120,10 @@ def _language_code(code: str) -> str:
         near = re.match(r"[A-Za-z]{2,3}(?![A-Za-z])", code)
         hint = f", like '{near[0].lower()}'" if near else ", like 'en'"
         raise ValueError(f"'{code}' is no code of a language: two or three small letters{hint}")
-    if code in _SHORTER:
-        raise ValueError(f"Moses has its rules of '{code}' under the code '{_SHORTER[code]}'; write that")
     return code
 
 
-_SHORTER = {
+RULES = {
     longer: code
     for code, both in {
         "ca": "cat", "cs": "ces cze", "de": "deu ger", "el": "ell gre", "en": "eng", "es": "spa", "et": "est",
@@ -135,7 +133,7 @@ _SHORTER = {
     }.items()
     for longer in both.split()
 }  # fmt: skip
-"""ISO 639-2 codes of the languages that Moses has rules for."""
+"""ISO 639-2 codes of the languages that Moses has rules for, and the codes that it has them under."""
 
 
 LanguageCode = Annotated[str, AfterValidator(_language_code)]

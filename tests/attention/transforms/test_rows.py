@@ -154,6 +154,21 @@ def test_single_precision_keeps_to_the_definition(excess, keys):
     torch.testing.assert_close(to_alpha.double(), definition, rtol=1e-4, atol=5e-6)
 
 
+def test_a_row_that_is_solved_waits_for_its_neighbours_as_it_is():
+    """With a key exactly at the edge of its support, beside rows whose threshold moves on."""
+    raw = torch.tensor([0.0, 0.0, 1.0, -1.0, 0.5, -0.5, 0.0, 2.0])
+    for seed in (*range(100), 4299):
+        scores = torch.randn(1, 8, 1, 16, generator=torch.Generator().manual_seed(seed)) * 2
+        scores[0, 0] = -2.0
+        scores[0, 0, 0, 0] = 0.0
+        module = build_transform("entmax", alpha="learned", heads=8)
+        with torch.no_grad():
+            module.raw.copy_(raw)
+            weights = module(scores)
+        assert weights[0, 0, 0].tolist() == [1.0, *[0.0] * 15]
+        torch.testing.assert_close(weights.sum(-1), torch.ones(1, 8, 1))
+
+
 @pytest.mark.parametrize("content", [float("nan"), float("inf"), -float("inf"), 3e38, -3e38])
 @pytest.mark.parametrize("keys", [7, 90])
 @pytest.mark.parametrize("name", TRANSFORMS)
