@@ -37,10 +37,8 @@ class Split:
 
     def hold(self) -> None:
         """Open what training and validation read: they go on reading it should the folder be replaced meanwhile."""
-        held = (
-            ("ids",) if self.name == "train" else ("ids", "source", "target", "references", "alignments", "documents")
-        )
-        for name in held:
+        texts = () if self.name == "train" else ("source", "target", "references", "alignments", "documents")
+        for name in ("ids", *texts):
             with suppress(DataError):  # a split without references is told when they are asked for
                 getattr(self, name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -76,7 +77,7 @@ def _joined(widths: tuple[int, int], sentence: _Sentence) -> tuple[int, int]:
 
 def _width(block: list[_Sentence]) -> int:
     """Tokens of the longer side."""
-    return max(sum(each.sizes[side] + 1 for each in block) for side in (0, 1))
+    return max(reduce(_joined, block, (0, 0)))
 
 
 def _sentences(

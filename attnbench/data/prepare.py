@@ -246,10 +246,8 @@ def _compare_checksums(dataset: DatasetSpec, read: list[Path]) -> None:
         if checksum is not None and not matches(path, checksum):
             log.warning(
                 "%s: %s is not the released file (%s); its results cannot be set beside others'",
-                dataset.kind,
-                path,
-                checksum,
-            )
+                dataset.kind, path, checksum,
+            )  # fmt: skip
         elif checksum is None and bare(path.name) in packed:
             log.info("%s: %s was not compared with %s, as it was released", dataset.kind, path, packed[bare(path.name)])
 

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from attnbench.core.errors import DataError
 from attnbench.core.spec import Spec
-from attnbench.data.datasets.base import RULES, DatasetField, datasets
+from attnbench.data.datasets.base import MOSES_CODES, DatasetField, datasets
 from attnbench.data.tokenizers._separated import Separated
 from attnbench.data.tokenizers.base import TokenizerField, Vocabulary, VocabularySizes
 from attnbench.data.tokenizers.bpe import BpeSpec
@@ -65,10 +65,15 @@ class Recipe(Spec):
         return {**usual, **raw}
 
     @model_validator(mode="after")
-    def _bounded(self) -> Self:
-        longer = [code for code in self.dataset.pair() if code in RULES] if self.pretokenize == "moses" else []
+    def _known_to_moses(self) -> Self:
+        longer = [code for code in self.dataset.pair() if code in MOSES_CODES] if self.pretokenize == "moses" else []
         if longer:
-            raise ValueError(f"Moses has its rules of '{longer[0]}' under the code '{RULES[longer[0]]}'; write that")
+            code = MOSES_CODES[longer[0]]
+            raise ValueError(f"Moses has its rules of '{longer[0]}' under the code '{code}'; write that")
+        return self
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
         if self.block is not None and not self.dataset.documents:
             raise ValueError(f"block: the corpus '{self.dataset.kind}' does not say where a document ends; drop it")
         return self

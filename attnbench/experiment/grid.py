@@ -120,11 +120,11 @@ def _table(header: Header, cells: Sequence[Cell], document: Document) -> TableSp
     table, axes = header.table, list(header.grid.axes)
     known, once = ["label", *_called(axes)], _called(document.axes)
     changed: dict[str, Any] = {} if "value" in table.model_fields_set else {"value": cells[0].spec.task.primary}
-    meant = {
-        key: _meant(getattr(table, key), axes, f"{document.at('table', key)}: table.{key}") for key in ("rows", "cols")
-    }
-    if table.cols == "label" or (meant["cols"] is not None and meant["cols"] == meant["rows"]):
-        what = "a label is no axis" if table.cols == "label" else f"the rows are of that axis ({meant['rows']})"
+    rows, cols = (
+        _meant(getattr(table, key), axes, f"{document.at('table', key)}: table.{key}") for key in ("rows", "cols")
+    )
+    if table.cols == "label" or (cols is not None and cols == rows):
+        what = "a label is no axis" if table.cols == "label" else f"the rows are of that axis ({rows})"
         raise SpecError(f"{document.at('table', 'cols')}: table.cols: {what}; name another axis, or leave it out")
     for key, instead in (("rows", "label"), ("cols", None)):
         named = getattr(table, key)

@@ -121,9 +121,8 @@ def contests(rows: Sequence[Row], view: View) -> Iterator[tuple[str, list[Row]]]
     for metric in view.values:
         for column in columns or [list(rows)]:
             for corpus in dict.fromkeys(row.corpus for row in column):
-                yield from (
-                    (metric, alike) for alike in _alike([row for row in column if row.corpus == corpus], metric)
-                )
+                for alike in _alike([row for row in column if row.corpus == corpus], metric):
+                    yield metric, alike
 
 
 def _alike(rows: Sequence[Row], metric: str) -> list[list[Row]]:

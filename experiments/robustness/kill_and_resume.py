@@ -4,12 +4,12 @@
 
 Runs `attnbench train` on the packaged demo, made shorter by --set, in processes of its own. Each round begins with
 an empty run folder and a cache that holds nothing but what was measured of the machine, so corpora are prepared,
-trained on and scored under fire. A round is killed
-up to five times and then finished by the same command. Half of the kills come at a random moment of the clock, half
-just before a random one of the file operations that the whole command makes (so that the short moments in which
-checkpoints, results and prepared data are written are hit as often as their number of operations says). Whatever is
-on disk must be readable after each kill. In the end the weights, the log but for its times, the metrics but for
-speeds, the outputs and the prepared data of every round must equal those of the uninterrupted run, byte for byte.
+trained on and scored under fire. A round is killed up to five times and then finished by the same command. Half of the
+kills come at a random moment of the clock, half just before a random one of the file operations that the whole command
+makes (so that the short moments in which checkpoints, results and prepared data are written are hit as often as their
+number of operations says). Whatever is on disk must be readable after each kill. In the end the weights, the log but
+for its times, the metrics but for speeds, the outputs and the prepared data of every round must equal those of the
+uninterrupted run, byte for byte.
 
 Writes kill_and_resume.json beside this file, or to --out. Exits with 1 where two rounds differ.
 """

@@ -37,14 +37,9 @@ def test_transforms_are_checked_before_they_are_timed():
 def test_a_plan_has_those_mechanisms_that_are_asked_for_beside_what_they_are_compared_with():
     plan = plans.Plan(Runtime(CPU), 1, True, [], only=["entmax", "window"])
     names = [
-        *ops.TRANSFORMS,
-        ops.TRAINED,
-        "window, n = 32 (flex)",
-        "topk, k = 8 (triton)",
-        "SDPA",
-        ops.BASELINE,
+        *ops.TRANSFORMS, ops.TRAINED, "window, n = 32 (flex)", "topk, k = 8 (triton)", "SDPA", ops.BASELINE,
         "entmax: entmax15",
-    ]
+    ]  # fmt: skip
     assert [name for name in names if plan.wants(name)] == [
         "softmax", "entmax, alpha = 1.3", "entmax, learned alpha", ops.TRAINED, "window, n = 32 (flex)", "SDPA",
         ops.BASELINE, "entmax: entmax15",

@@ -21,7 +21,7 @@ SPLITS = ("train", "valid", "test")
 
 
 class Languages(NamedTuple):
-    """Two-letter codes."""
+    """Codes of the two languages, as `LanguageCode` has them."""
 
     source: str
     target: str
@@ -123,7 +123,7 @@ def _language_code(code: str) -> str:
     return code
 
 
-RULES = {
+MOSES_CODES = {
     longer: code
     for code, both in {
         "ca": "cat", "cs": "ces cze", "de": "deu ger", "el": "ell gre", "en": "eng", "es": "spa", "et": "est",
@@ -134,7 +134,6 @@ RULES = {
     for longer in both.split()
 }  # fmt: skip
 """ISO 639-2 codes of the languages that Moses has rules for, and the codes that it has them under."""
-
 
 LanguageCode = Annotated[str, AfterValidator(_language_code)]
 

@@ -94,20 +94,11 @@ def test_the_weights_of_the_best_epoch_stay():
     """On lessons that cannot be learned F1 comes and goes."""
     for seed in range(4):
         generator = torch.Generator().manual_seed(seed)
-        noise = [
-            lesson(
-                *(
-                    [
-                        (
-                            int(torch.randint(3, ROWS, (), generator=generator)),
-                            int(torch.randint(1, 4, (), generator=generator)),
-                        )
-                    ]
-                    for _ in range(6)
-                )
-            )
-            for _ in range(6)
-        ]
+
+        def some(low: int, high: int, generator: torch.Generator = generator) -> int:
+            return int(torch.randint(low, high, (), generator=generator))
+
+        noise = [lesson(*([(some(3, ROWS), some(1, 4))] for _ in range(6))) for _ in range(6)]
         tagger = build({**SMALL, "epochs": 8, "rate": 0.02})
         tagger.learn(noise[:3], noise[3:], seed=seed)
         weights = torch.ones(tagger.spec.most)
