@@ -34,6 +34,28 @@ def taken(s, first, second, third, fourth):
 
 
 @triton.jit
+def taken_pair(s, other, first, second, third, fourth):
+    """The same with two scores more of each class, in two comparisons less (a bitonic merge)."""
+    more, less = tl.maximum(s, other), tl.minimum(s, other)
+    third, fourth = tl.maximum(third, less), tl.maximum(fourth, more)
+    more, less = tl.maximum(first, third), tl.minimum(first, third)
+    s, other = tl.maximum(second, fourth), tl.minimum(second, fourth)
+    return tl.maximum(more, s), tl.minimum(more, s), tl.maximum(less, other), tl.minimum(less, other)
+
+
+@triton.jit
+def left_over(s, first, second, third, fourth):
+    """The score of each class that `taken` leaves out."""
+    return tl.minimum(fourth, tl.minimum(third, tl.minimum(second, tl.minimum(first, s))))
+
+
+@triton.jit
+def left_over_pair(s, other, third, fourth):
+    """The larger of the two that `taken_pair` leaves out."""
+    return tl.maximum(tl.minimum(third, tl.minimum(s, other)), tl.minimum(fourth, tl.maximum(s, other)))
+
+
+@triton.jit
 def kth_of(first, second, third, fourth, count, BLOCK_M: tl.constexpr):
     """The least of each row's `count` best scores (-inf: there are fewer), the best that is left, and whether both are
     sure: a fifth of a class would be below, and the two differ."""

@@ -19,7 +19,7 @@ from attnbench.attention.backends._blocks import (
     sums_of,
     weights_of,
 )
-from attnbench.attention.backends._classes import taken
+from attnbench.attention.backends._classes import taken, taken_pair
 from attnbench.attention.backends._dropout import kept_in
 from attnbench.attention.transforms._climb import SETTLED, TOPK, step_of
 
@@ -28,12 +28,22 @@ from attnbench.attention.transforms._climb import SETTLED, TOPK, step_of
 def largest_of(
     q, keys_of, kn, valid, queries, first, keys, width, ahead, scale, whole, end,
     CAUSAL: tl.constexpr, VALID: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK_M: tl.constexpr, CLASSES: tl.constexpr, FULL: tl.constexpr,
+    BLOCK_M: tl.constexpr, CLASSES: tl.constexpr, FULL: tl.constexpr, PAIR: tl.constexpr,
 ):  # fmt: skip
-    """The four largest scores of each class of keys (_classes.py), for a scale above 0."""
+    """The four largest scores of each class of keys (_classes.py), for a scale above 0. PAIR: two blocks at a time."""
     one = tl.full([BLOCK_M, CLASSES], float("-inf"), tl.float32)
     two, three, four = one, one, one
-    for n in range(0, whole, CLASSES):
+    paired = 0
+    if PAIR:
+        paired = whole // (2 * CLASSES) * (2 * CLASSES)
+        for n in range(0, paired, 2 * CLASSES):
+            k = rows_from(keys_of, keys, kn, n, width, CLASSES, WIDTH, FULL)
+            s = scores_at(q, k, valid, queries, n, first, keys, ahead, 1.0, False, CAUSAL, VALID, BLOCK_M, CLASSES)
+            at = n + CLASSES
+            k = rows_from(keys_of, keys, kn, at, width, CLASSES, WIDTH, FULL)
+            other = scores_at(q, k, valid, queries, at, first, keys, ahead, 1.0, False, CAUSAL, VALID, BLOCK_M, CLASSES)
+            one, two, three, four = taken_pair(s, other, one, two, three, four)
+    for n in range(paired, whole, CLASSES):
         k = rows_from(keys_of, keys, kn, n, width, CLASSES, WIDTH, FULL)
         s = scores_at(q, k, valid, queries, n, first, keys, ahead, 1.0, False, CAUSAL, VALID, BLOCK_M, CLASSES)
         one, two, three, four = taken(s, one, two, three, four)

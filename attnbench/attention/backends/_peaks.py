@@ -50,7 +50,7 @@ def peaks(
 
     one, two, three, four = largest_of(
         q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end,
-        CAUSAL, VALID, WIDTH, BLOCK_M, CLASSES, FULL,
+        CAUSAL, VALID, WIDTH, BLOCK_M, CLASSES, FULL, KIND == SPARSEMAX,
     )  # fmt: skip
     m = tl.max(one, 1)
     centre = tl.where(m == float("-inf"), 0.0, m)  # a row without a key

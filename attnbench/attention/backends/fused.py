@@ -1,8 +1,8 @@
 """Sparse attention in Triton: scores, weights and contexts in one kernel, which never writes a score (_forward.py,
 _backward.py).
 
-Rows of few weights have their thresholds from the largest scores of classes of keys (_peaks.py); long ones go by lists
-of the keys that can have a weight (_listed.py).
+Rows of few weights have their thresholds from the largest scores of classes of keys (_peaks.py; of entmax-1.5 in half
+precision, _rough.py); long ones go by lists of the keys that can have a weight (_listed.py).
 For softmax over the k best keys, sparsemax and alpha-entmax with alpha in (1, 2], in float32, float16 and bfloat16.
 """
 
@@ -31,17 +31,17 @@ _KINDS: dict[FusedKind, int] = {"softmax": 0, "topk": 0, "sparsemax": 1, "entmax
 _EXCESS: dict[FusedKind, float] = {"softmax": 1.0, "topk": 1.0, "sparsemax": 1.0, "entmax15": 0.5}
 _ALL = 1 << 30
 """More keys than there are: top-k is softmax."""
-LONG: dict[FusedKind, int] = {"topk": 1280, "sparsemax": 1024, "entmax15": 3072}
+LONG: dict[FusedKind, int] = {"topk": 1024, "sparsemax": 1024, "entmax15": 3072}
 """The fewest keys that are listed, by kind; an alpha nearer to 1 leaves more weights than lists pay for."""
 _MOST_DROPPED = 1 - 2**-24
 """The largest rate of dropout below 1 in float32."""
 _TURNS = 4
 """Blocks of queries that one program goes through, at most, where the keys are one block."""
 FEWEST = 64
-"""The fewest queries for which keys are listed."""
+"""The fewest queries for which keys are listed, or thresholds found by a kernel of their own."""
 _ROOM: dict[FusedKind, int] = {"topk": 64, "sparsemax": 64, "entmax15": 128}
 """The most keys that are listed for a row, by kind."""
-_Part = Literal["forward", "peaks", "short", "query", "key"]
+_Part = Literal["forward", "peaks", "thresholds", "contexts", "short", "query", "key"]
 """Which kernel; short: of gradients, where keys are one block."""
 
 
@@ -60,6 +60,8 @@ _TILES: dict[_Part | tuple[_Part, int], _Tile] = {
     "peaks": _Tile(64, 64, 3),
     ("peaks", 0): _Tile(64, 64, 3, 128),
     ("peaks", 1): _Tile(64, 64, 3, 168),
+    "thresholds": _Tile(64, 64, 3, 168),
+    "contexts": _Tile(64, 64, 3, 168),
     ("query", 1): _Tile(64, 32, 3),
     "short": _Tile(64, 64),
     "query": _Tile(64, 64, 2, 128),
@@ -133,6 +135,7 @@ def _room(transform: Fused, query: Tensor, keys: Tensor, scale: float) -> int:
 class _Kernels(NamedTuple):
     forward: Any
     peaks: Any
+    rough: Any
     backward: Any
     listed: Any
 
@@ -145,7 +148,7 @@ def kernels() -> _Kernels | None:
     return _Kernels(
         *(
             importlib.import_module(f"attnbench.attention.backends.{each}")
-            for each in ("_forward", "_peaks", "_backward", "_listed")
+            for each in ("_forward", "_peaks", "_rough", "_backward", "_listed")
         )
     )
 
@@ -182,14 +185,16 @@ class _Attention(torch.autograd.Function):
         out = values.new_empty(batch, rows, heads, values.shape[3]).transpose(1, 2)
         grows = any(ctx.needs_input_grad[:4])
         # what has no use is not read or written: any tensor stands for it
-        slope = torch.empty(out.shape, dtype=torch.float32, device=out.device) if grows and given.kind else excess
+        slope = torch.empty(out.shape, dtype=query.dtype, device=out.device) if grows and given.kind else excess
         sizes = _sizes(query, keys, values, "forward", given.kind)
         short = keys.shape[2] <= sizes["BLOCK_N"]
         classes = 0 if short or given.room else min(_classes(given, query.dtype), sizes["BLOCK_N"])
         if classes:  # a program of more classes than were measured wants more registers
             measured = classes <= _CLASSES[given.kind]
             sizes = _sizes(query, keys, values, "peaks", given.kind if measured else _KINDS["entmax"])
-        threshold, most, inverse = excess.new_empty(3, batch, heads, rows) if grows or given.room else (excess,) * 3
+        rough = classes > 0 and _is_rough(given, query)
+        kept = grows or given.room or rough
+        threshold, most, inverse = excess.new_empty(3, batch, heads, rows) if kept else (excess,) * 3
         seed = excess if seed is None else seed
         mask = excess if valid is None else valid.expand(batch, -1).contiguous().view(torch.uint8)
         listed = _Listed(excess, excess, excess)
@@ -217,7 +222,9 @@ class _Attention(torch.autograd.Function):
             made = (query, keys, values, out, slope, threshold, most, inverse, mask, excess)
             steps = (*q, *k, *v, *o, mask.stride(0), *size, query.shape[3], width, ahead, given.scale, given.k, seed)
             full = _fills(query, values, sizes)
-            if classes:
+            if rough:
+                _mix_roughly(made, seed, given, masked=valid is not None, grows=grows)
+            elif classes:
                 module.peaks.peaks[grid](*made, *steps, given.dropout, **how, **sizes, CLASSES=classes, FULL=full)
             else:
                 module.forward.forward[grid](
@@ -289,6 +296,37 @@ class _Attention(torch.autograd.Function):
         return of_query, *slopes, of_excess.sum((0, 2)) if learned else None, None, None, None
 
 
+def _is_rough(given: _Given, query: Tensor) -> bool:
+    """Whether thresholds have a kernel of their own, which does not find their last digits (_rough.py)."""
+    return given.kind == _KINDS["entmax15"] and query.dtype != torch.float32 and query.shape[2] >= FEWEST
+
+
+def _mix_roughly(made: tuple[Tensor, ...], seed: Tensor, given: _Given, *, masked: bool, grows: bool) -> None:
+    """made: query, keys, values, contexts, slope, threshold, most, inverse, mask, excess; what kernels of contexts read
+    and write."""
+    module = kernels()
+    assert module is not None
+    query, keys, values, out, _, threshold, most, _, mask, excess = made
+    batch, heads, rows, width = query.shape
+    q, k, v, o = (each.stride()[:3] for each in (query, keys, values, out))
+    size, ahead = (heads, rows, keys.shape[2], width), keys.shape[2] - rows
+    sizes = _sizes(query, keys, values, "thresholds", given.kind)
+    where = {"CAUSAL": given.causal, "VALID": masked, "FULL": _fills(query, values, sizes)}
+    of_scores = {name: size for name, size in sizes.items() if name != "VALUE_WIDTH"}
+    module.rough.thresholds[_grid(rows, sizes["BLOCK_M"], batch * heads)](
+        query, keys, threshold, most, mask, excess, *q, *k, mask.stride(0), *size, ahead, given.scale,
+        **where, **of_scores,
+    )  # fmt: skip
+    sizes = _sizes(query, keys, values, "contexts", given.kind)
+    grid = _grid(rows, sizes["BLOCK_M"], batch * heads)
+    wrong = torch.empty(grid, dtype=torch.int32, device=out.device)
+    for again in (False, True):
+        module.rough.contexts[grid](
+            *made, wrong, *q, *k, *v, *o, mask.stride(0), *size, values.shape[3], ahead, given.scale,
+            seed, given.dropout, **where, DROPOUT=given.dropout > 0, GRADIENT=grows, AGAIN=again, **sizes,
+        )  # fmt: skip
+
+
 def _parts(both: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Two tensors that lie one after the other, by the shapes of keys and values."""
     return both[: keys.numel()].view(keys.shape), both[keys.numel() :].view(values.shape)
@@ -354,7 +392,7 @@ def _sizes(query: Tensor, keys: Tensor, values: Tensor, part: _Part, kind: int) 
     exact = query.dtype == torch.float32
     wide = max(width, value_width) > 64
     if exact or wide:
-        back = part not in ("forward", "peaks")
+        back = part in ("short", "query", "key")
         block = 32 if exact and (wide or back) else 64
         tile = _Tile(32 if wide and back and keys.shape[2] <= block else block, block)  # see _is_short
     else:

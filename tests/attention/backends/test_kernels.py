@@ -17,14 +17,14 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from attnbench.attention.backends import _backward, _forward, _listed, _peaks, fused
+from attnbench.attention.backends import _backward, _forward, _listed, _peaks, _rough, fused
 from attnbench.attention.transforms import _bounded_kernels, _row_kernels
 
 HALF = {"query", "key", "value", "out", "upstream", "query_slope"}
 WHOLE = {"slope", "threshold", "most", "inverse", "shift", "excess", "mean", "alpha_slope", "key_slope", "value_slope",
          "scores", "weights", "grad", "alphas", "bounds", "upper",
          "to_scores", "to_upper"}
-NUMBERS = {"found", "crowded", "lists"}
+NUMBERS = {"found", "crowded", "lists", "wrong"}
 FIXED = {"CAUSAL": True, "VALID": True, "DROPOUT": True, "GRADIENT": True, "LEARNED": True, "WIDTH": 64,
          "VALUE_WIDTH": 64, "ROOM": 64, "PLAIN": False, "UNROLL": 4,
          "KEEP": True, "ALL": False, "SHORT": False, "FULL": False, "EVEN": False}
@@ -71,6 +71,11 @@ build(_forward.forward, KIND=3, ROOM=0, target=90, FULL=True, VALID=False, **shi
 build(_backward.backward_query, KIND=3, ROOM=0, target=90, FULL=True, VALID=False, **shipped(64, 512, "query"))
 build(_backward.backward_key, KIND=3, ROOM=0, target=90, EVEN=True, VALID=False, **shipped(64, 512, "key"))
 """
+_ROUGH = """
+build(_rough.thresholds, target=89, **shipped({width}, 512, "thresholds", kind=2))
+for again in (False, True):
+    build(_rough.contexts, target=89, AGAIN=again, **shipped({width}, 512, "contexts", kind=2))
+"""
 _LISTS = """
 build(_listed.choose, KIND={kind}, BLOCK_M=64, BLOCK_N=32)
 build(_listed.mix, KIND={kind}, BLOCK_M=8)
@@ -97,7 +102,7 @@ for kernel in (_bounded_kernels.solve, _bounded_kernels.vjp):
 _OF_BLOCKS = ["forward", "backward_query", "backward_key", "backward_short", "backward_key"]
 _OF_WHOLE = ["peaks", "forward", "backward_query", "backward_key"]
 _OF_HALF = ["peaks", "backward_query", "backward_key"]
-_OF_LISTS = ["choose", "mix", "spread"]
+_OF_LISTS, _OF_ROUGH = ["choose", "mix", "spread"], ["thresholds", "contexts", "contexts"]
 _OF_FLOAT32 = ["choose", "forward", "peaks", "backward_short", "backward_query"]
 _OF_ROWS, _OF_SHORT, _OF_BOUNDED = ["weigh", "vjp"], ["forward", "backward_short"], ["solve", "vjp"]
 
@@ -106,6 +111,7 @@ CALLS = {
     "lists, float32, blocks": [
         (_LISTS.format(kind=0), _OF_LISTS), (_IN_FLOAT32.format(kind=0), _OF_FLOAT32),
         (_BLOCKS.format(kind=3), _OF_BLOCKS), (_LISTS.format(kind=2), _OF_LISTS),
+        (_ROUGH.format(width=64), _OF_ROUGH), (_ROUGH.format(width=128), _OF_ROUGH),
     ],
     "heads of 64, short rows, rows, bounds": [
         (_OF_64.format(kind=0, classes=32, target=89), _OF_HALF),

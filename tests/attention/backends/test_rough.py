@@ -1,0 +1,150 @@
+"""The kernels of entmax-1.5 in half precision equal the definition where a threshold from float16 would not do."""
+
+from __future__ import annotations
+
+import fused_laws as laws
+import pytest
+import torch
+from fused_laws import TRANSFORMS, Watched, allowed, defined, drawing, given
+
+from attnbench.attention.backends import fused
+
+pytestmark = laws.NEEDED
+
+ROUNDED = 2e-3
+"""Of a length, at most, what rounding to float16 makes of contexts and gradients."""
+
+
+def states_of(scores, queries=70, seed=0):
+    """Query, keys and values in float16, for which all queries have the scores [K] at a scale of 1/8, and some noise
+    of a thousandth."""
+    keys = scores.shape[0]
+    query, key, values = (each.detach() * 1e-2 for each in given((1, 2, queries, keys, 64, 16), seed=seed))
+    query[..., 0], key[..., 0] = 1.0, 8.0 * scores
+    return [each.half().requires_grad_() for each in (query, key, 1e2 * values)]
+
+
+def off(states, *, scale=0.125, valid=None, causal=False):
+    """How far contexts and gradients lie from the definition in float32, as parts of their lengths; but for the first
+    number of each state, which states_of makes large: sums of its multiples by gradients of both signs are rounding."""
+    kernel, transform = TRANSFORMS["entmax15"]
+    found = fused.attend(*states, kernel, scale=scale, valid=valid, causal=causal)
+    upstream = torch.randn(found.shape, generator=drawing(9)).half()
+    wide = [each.detach().float().requires_grad_() for each in states]
+    wanted = defined(*wide, transform, scale, valid, causal)
+    mine = (found.detach(), *torch.autograd.grad(found, states, upstream))
+    theirs = (wanted.detach(), *torch.autograd.grad(wanted, wide, upstream.float()))
+    return [float((a.float() - b)[..., 1:].norm() / b[..., 1:].norm()) for a, b in zip(mine, theirs, strict=True)]
+
+
+@pytest.mark.parametrize("queries", [70, 128])
+@pytest.mark.parametrize("keys", [65, 128, 200, 320, 449])
+@pytest.mark.parametrize("causal", [False, True])
+def test_any_number_of_blocks(queries, keys, causal):
+    states = [each.detach().half().requires_grad_() for each in given((1, 2, queries, keys, 64, 64))]
+    assert max(off(states, causal=causal and queries <= keys)) < ROUNDED
+
+
+@pytest.mark.parametrize("first", [1, 64, 130])
+def test_keys_that_are_looked_at_begin_later(first):
+    states = [each.detach().half().requires_grad_() for each in given((1, 2, 70, 300, 64, 64))]
+    assert max(off(states, valid=(torch.arange(300) >= first)[None])) < ROUNDED
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 20.0])
+def test_scores_that_lie_near_each_other_or_far_apart(scale):
+    """All keys have a weight, or few; the best lie nearby, or beyond what float16 tells apart."""
+    states = [each.detach().half().requires_grad_() for each in given((1, 2, 70, 300, 64, 64))]
+    assert max(off(states, scale=scale * 0.125)) < ROUNDED
+
+
+@pytest.mark.parametrize("peak", [3.0, 5.0, 40.0, 3000.0])
+def test_the_best_keys_are_not_in_the_first_block(peak):
+    scores = torch.randn(300, generator=drawing(1)) * 0.3
+    scores[200:210] += peak
+    assert max(off(states_of(scores))) < ROUNDED
+
+
+def test_more_than_four_good_keys_of_one_class():
+    scores = torch.randn(640, generator=drawing(1)) * 0.3
+    scores[5::64] += 1.0
+    assert max(off(states_of(scores))) < ROUNDED
+
+
+def test_many_keys_of_one_class_have_a_little_weight_each(monkeypatch):
+    """What one of them would move is little, what all do is not: sums of weights tell, and blocks are mixed again."""
+    scores = torch.full((1024,), -3.0)
+    scores[torch.tensor([20, 30, 40])], scores[5::64] = 0.0, -1.046
+    assert max(off(states_of(scores))) < ROUNDED
+    kernels = fused.kernels()
+    assert kernels is not None
+    monkeypatch.setattr(fused, "kernels", lambda: kernels._replace(rough=Once(kernels.rough)))
+    assert max(off(states_of(scores))) > 5 * ROUNDED
+
+
+class Once:
+    """The kernels, which mix no block again."""
+
+    def __init__(self, kernels):
+        self.thresholds, self.contexts, self._contexts = kernels.thresholds, self, kernels.contexts
+
+    def __getitem__(self, grid):
+        return lambda *given, **how: None if how["AGAIN"] else self._contexts[grid](*given, **how)
+
+
+@pytest.mark.parametrize("strange", [torch.nan, torch.inf])
+def test_what_is_no_number_spoils_its_row_alone(strange):
+    query, keys, values = (each.detach().half() for each in given((1, 1, 70, 200, 64, 16)))
+    query[0, 0, 66, 3] = strange
+    found = fused.attend(query, keys, values, TRANSFORMS["entmax15"][0], scale=0.125)
+    assert found.isnan().any(-1).nonzero().tolist() == [[0, 0, 66]]
+
+
+def test_rows_without_a_key_are_zero():
+    states = [each.detach().half() for each in given((2, 1, 70, 200, 64, 16))]
+    valid = torch.tensor([[True] * 200, [False] * 200])
+    found = fused.attend(*states, TRANSFORMS["entmax15"][0], scale=0.125, valid=valid)
+    assert bool(found[0].any())
+    assert not bool(found[1].any())
+
+
+def test_dropout_scales_what_it_keeps_and_backward_meets_the_same_draw():
+    kernel, transform = TRANSFORMS["entmax15"]
+    query, keys, values = (each.detach().half().requires_grad_() for each in given((1, 2, 70, 128, 64, 16)))
+
+    def run(held):
+        torch.manual_seed(3)
+        return fused.attend(query, keys, held, kernel, scale=0.125, dropout=0.25)
+
+    with torch.no_grad():
+        dropped = run(torch.eye(128).half().expand(1, 2, 128, 128)).float()
+    wide = [each.detach().float().requires_grad_() for each in (query, keys, values)]
+    weights = transform(wide[0] @ wide[1].mT * 0.125, valid=allowed(70, 128, None, causal=False))
+    some = weights > 1e-2
+    kept = dropped / weights
+    assert bool((((kept - 4 / 3).abs() < 2e-2) | (kept == 0))[some].all())
+    assert float((kept[some] == 0).float().mean()) == pytest.approx(0.25, abs=0.08)
+    found, wanted = run(values), weights * (dropped > 0) / 0.75 @ wide[2]
+    upstream = torch.randn(found.shape, generator=drawing(8)).half()
+    mine = (found, *torch.autograd.grad(found, (query, keys, values), upstream))
+    theirs = (wanted, *torch.autograd.grad(wanted, wide, upstream.float()))
+    for a, b in zip(mine, theirs, strict=True):
+        assert float((a.float() - b).norm() / b.norm()) < 5e-3
+
+
+@pytest.mark.parametrize(
+    ("queries", "dtype", "times"), [(64, torch.float16, 1), (8, torch.float16, 0), (64, torch.float32, 0)]
+)
+def test_few_queries_and_float32_have_the_exact_kernel(queries, dtype, times, monkeypatch):
+    called: list[bool] = []
+    kernels = fused.kernels()
+    assert kernels is not None
+
+    class Noted:
+        thresholds = Watched(kernels.rough.thresholds, called)
+        contexts = kernels.rough.contexts
+
+    monkeypatch.setattr(fused, "kernels", lambda: kernels._replace(rough=Noted))
+    states = [each.detach().to(dtype) for each in given((1, 1, queries, 100, 16, 16))]
+    fused.attend(*states, TRANSFORMS["entmax15"][0], scale=0.25)
+    assert len(called) == times
