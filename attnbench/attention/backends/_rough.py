@@ -2,10 +2,10 @@
 last digit before values are mixed.
 
 `thresholds` goes over the keys once, for the four largest scores of each class (_classes.py) in float16, of which a GPU
-compares two at a time and holds twice as many. Where rounding or other keys may move a threshold too far, it goes over
-them again. `contexts` mixes the values, and moves each threshold by the step d that the sum of its row's weights tells:
-with r = 1 + (score - threshold) / 2, weights r^2 become (r - d)^2 = r^2 - 2 d r, but for d^2, which rounding hides. A
-block of which a step is too large for that is mixed again.
+compares two at a time and holds twice as many. Where rounding may move a threshold by much, or a key beside these by
+anything, it goes over all of them again. `contexts` mixes the values, and moves each threshold by the step d that the
+sum of its row's weights tells: with r = 1 + (score - threshold) / 2, weights r^2 become (r - d)^2 = r^2 - 2 d r, but
+for d^2, which rounding hides.
 """
 
 # The parameters of kernels are written as Triton reads them: `tl.constexpr` is decided when a kernel is compiled.
@@ -18,17 +18,15 @@ import triton.language as tl
 from attnbench.attention.backends._blocks import ROUNDS, rows_from, scores_at, seen_by_all, store_rows
 from attnbench.attention.backends._classes import TURNS, left_over, left_over_pair, start_of, taken, taken_pair
 from attnbench.attention.backends._dropout import drawn_for
-from attnbench.attention.backends._passes import best_of, mixed_of, root_from, weight_of
+from attnbench.attention.backends._passes import best_of, mixed_of, weight_of
 from attnbench.attention.transforms._climb import ENTMAX15
 
 STEPS: tl.constexpr = tl.constexpr(2)
 """Of Newton's method on the largest scores of classes alone, before the others join."""
 ROUGH: tl.constexpr = tl.constexpr(5e-3)
 """A step of Newton's method (of r) by less leaves some 1e-5 to go."""
-CLOSE: tl.constexpr = tl.constexpr(1e-3)
-"""By how much (of r) keys that are not known may move a threshold; by twice that values are not mixed again."""
 COARSE: tl.constexpr = tl.constexpr(4.0)
-"""From this difference of two scores on, float16 rounds by more than that."""
+"""From this difference of two scores on, float16 rounds by more than 1e-3: too much for `contexts` to make good."""
 FAR: tl.constexpr = tl.constexpr(32.0)
 """From this one on, by so much that a row might be left without a weight."""
 
@@ -128,9 +126,9 @@ def _largest_of(
 
 @triton.jit
 def _root_of(first, second, third, fourth, lost, top, BLOCK_M: tl.constexpr):
-    """The threshold of each row, from its largest score `top`, and whether it is close: rounding is no larger, nor what
-    one lost key of each class would move."""
-    most = tl.where(tl.abs(top) < float("inf"), top, 0.0).to(tl.float16)
+    """The threshold of each row, from its largest score `top`, and whether it is close: rounding is small, and no lost
+    key has a weight."""
+    most = top.to(tl.float16)
     # halves of differences in float16, as they stay: float32 would take twice the registers
     first, second = (first - most[:, None]) * 0.5, (second - most[:, None]) * 0.5
     third, fourth = (third - most[:, None]) * 0.5, (fourth - most[:, None]) * 0.5
@@ -138,8 +136,7 @@ def _root_of(first, second, third, fourth, lost, top, BLOCK_M: tl.constexpr):
     nothing = tl.full([1, 1], 0.0, tl.float16)
     for _ in range(STEPS):
         part = tl.maximum(first + below[:, None], nothing)
-        below, part_sum = _lowered(below, part * part, part)
-    part_sum = tl.zeros([BLOCK_M], tl.float32)
+        below = _lowered(below, part * part, part)
     going = 1
     for _ in range(TURNS):
         if going > 0:
@@ -147,21 +144,20 @@ def _root_of(first, second, third, fourth, lost, top, BLOCK_M: tl.constexpr):
             two = tl.maximum(second + below[:, None], nothing)
             three = tl.maximum(third + below[:, None], nothing)
             four = tl.maximum(fourth + below[:, None], nothing)
-            lower, part_sum = _lowered(
+            lower = _lowered(
                 below, one * one + two * two + three * three + four * four, one + two + three + four
             )  # fmt: skip
             going = tl.max((below.to(tl.float32) - lower.to(tl.float32) > ROUGH).to(tl.int32), 0)
             below = lower
-    hidden = tl.maximum((lost - most[:, None]) * 0.5 + below[:, None], nothing)
-    hidden = tl.sum((hidden * hidden).to(tl.float32), 1)
-    return 2.0 - 2.0 * below.to(tl.float32), (tl.abs(top) < COARSE) & (hidden <= 2.0 * CLOSE * part_sum)
+    hidden = (tl.max(lost, 1) - most) * 0.5 + below
+    return 2.0 - 2.0 * below.to(tl.float32), (tl.abs(top) < COARSE) & (hidden <= 0.0)
 
 
 @triton.jit
 def _lowered(below, mass, part):
-    """The r of a row's largest score, a step on; and the sum of all r."""
+    """The r of a row's largest score, a step on."""
     mass_sum, part_sum = tl.sum(mass.to(tl.float32), 1), tl.sum(part.to(tl.float32), 1)
-    return (below.to(tl.float32) - _step_of(mass_sum, part_sum)).to(tl.float16), part_sum
+    return (below.to(tl.float32) - _step_of(mass_sum, part_sum)).to(tl.float16)
 
 
 @triton.jit
@@ -174,18 +170,13 @@ def _step_of(mass_sum, part_sum):
 
 @triton.jit
 def contexts(
-    query, key, value, out, slope, threshold, most, inverse, valid, excess, wrong,
+    query, key, value, out, slope, threshold, most, inverse, valid, excess,
     qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, valid_b,
     heads, queries, keys, width, value_width, ahead, scale, seed, rate,
     CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr, GRADIENT: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FULL: tl.constexpr,
-    AGAIN: tl.constexpr,
 ):  # fmt: skip
-    """What `forward` makes of one block of queries, from what `thresholds` left. wrong: of each block, whether a
-    threshold of it was too far off to be moved. AGAIN: only these blocks, whose thresholds are searched for first."""
-    if AGAIN:  # noqa: SIM102 - decided when compiled, so not one condition
-        if tl.load(wrong + tl.program_id(0)) == 0:
-            return
+    """What `forward` makes of one block of queries, from what `thresholds` left."""
     blocks = tl.cdiv(queries, BLOCK_M)
     block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
@@ -200,21 +191,12 @@ def contexts(
     t = tl.load(threshold + place, mask=rows, other=0.0)
     centre = tl.load(most + place, mask=rows, other=0.0)
     drawn = drawn_for(seed, bh, DROPOUT)
-    keys_of, valid_of = key + b * kb + h * kh, valid + b * valid_b
-    if AGAIN:
-        none = q  # of the scores of all keys, which no program holds
-        t = root_from(
-            q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end, none, centre, t, e,
-            ENTMAX15, CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, False, FULL,
-        )  # fmt: skip
     context, through, mass_sum, part_sum = mixed_of(
-        q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end,
+        q, key + b * kb + h * kh, kn, valid + b * valid_b, queries, first, keys, width, ahead, scale, whole, end,
         value + b * vb + h * vh, vn, value_width, centre, t, e, drawn, rate,
         ENTMAX15, CAUSAL, VALID, DROPOUT, True, WIDTH, VALUE_WIDTH, BLOCK_M, BLOCK_N, FULL,
     )  # fmt: skip
     step = _step_of(mass_sum, part_sum)
-    if not AGAIN:
-        tl.store(wrong + tl.program_id(0), tl.max((rows & (tl.abs(step) > 2.0 * CLOSE)).to(tl.int32), 0))
     context -= 2.0 * step[:, None] * through
     mass_sum -= 2.0 * step * part_sum
     t += 2.0 * step

@@ -318,13 +318,10 @@ def _mix_roughly(made: tuple[Tensor, ...], seed: Tensor, given: _Given, *, maske
         **where, **of_scores,
     )  # fmt: skip
     sizes = _sizes(query, keys, values, "contexts", given.kind)
-    grid = _grid(rows, sizes["BLOCK_M"], batch * heads)
-    wrong = torch.empty(grid, dtype=torch.int32, device=out.device)
-    for again in (False, True):
-        module.rough.contexts[grid](
-            *made, wrong, *q, *k, *v, *o, mask.stride(0), *size, values.shape[3], ahead, given.scale,
-            seed, given.dropout, **where, DROPOUT=given.dropout > 0, GRADIENT=grows, AGAIN=again, **sizes,
-        )  # fmt: skip
+    module.rough.contexts[_grid(rows, sizes["BLOCK_M"], batch * heads)](
+        *made, *q, *k, *v, *o, mask.stride(0), *size, values.shape[3], ahead, given.scale, seed, given.dropout,
+        **where, DROPOUT=given.dropout > 0, GRADIENT=grows, **sizes,
+    )  # fmt: skip
 
 
 def _parts(both: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
