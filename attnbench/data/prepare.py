@@ -26,6 +26,7 @@ from attnbench.data.parts import Part
 from attnbench.data.recipe import Recipe
 
 log = logging.getLogger("attnbench")
+_UNREAD = "%s is generated: no file of %s was read"
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
@@ -80,8 +81,10 @@ def _make(recipe: Recipe, path: Path, cache: Path, source: Path | None, offline:
         if files.missing:
             raise not_found(dataset, files)
         built = build(recipe, found, work)
-        sources = _sources(found, temporary)
-        _compare_checksums(dataset, _released(found, temporary))
+        sources, read = _sources(found, temporary), _released(found, temporary)
+        _compare_checksums(dataset, read)
+        if source is not None and not read:
+            log.info(_UNREAD, dataset.kind, source)
         shutil.rmtree(temporary)
         manifest = {
             "schema_version": SCHEMA_VERSION,
@@ -154,7 +157,7 @@ def _require_made_from(path: Path, recipe: Recipe, cache: Path, source: Path) ->
         raise DataError(
             f"{dataset.kind} is prepared already, from other files than {source} holds ({names} differ); {mend}"
         )
-    log.info("%s: prepared already, from the same files as in %s", dataset.kind, source)
+    log.info("%s: prepared already, from the same files as in %s" if here else _UNREAD, dataset.kind, source)
 
 
 def is_prepared(recipe: Recipe, cache: Path) -> bool:
@@ -249,7 +252,10 @@ def _compare_checksums(dataset: DatasetSpec, read: list[Path]) -> None:
                 dataset.kind, path, checksum,
             )  # fmt: skip
         elif checksum is None and bare(path.name) in packed:
-            log.info("%s: %s was not compared with %s, as it was released", dataset.kind, path, packed[bare(path.name)])
+            log.info(
+                "%s: %s could not be compared with the released %s, which is packed otherwise",
+                dataset.kind, path, packed[bare(path.name)],
+            )  # fmt: skip
 
 
 def _explain(error: OSError, cache: Path) -> DataError:

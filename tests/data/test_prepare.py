@@ -387,7 +387,17 @@ def test_counts_far_from_the_published_ones_are_told(tmp_path: Path, caplog: pyt
             packed.unlink()
     with caplog.at_level("INFO", "attnbench"):
         prepare(mine, cache=tmp_path / "other", source=tmp_path / "m")
-    assert f"{tmp_path}/m/train.de was not compared with train.de.gz, as it was released" in caplog.text
+    assert f"{tmp_path}/m/train.de could not be compared with the released train.de.gz, which is packed" in caplog.text
+
+
+def test_what_is_generated_reads_no_file_of_a_folder_and_says_so(tmp_path, caplog):
+    recipe = Recipe.model_validate({"dataset": {"kind": "demo", "pairs": 20, "held_out": 5}})
+    (tmp_path / "mine").mkdir()
+    for _ in range(2):
+        with caplog.at_level("INFO", "attnbench"):
+            prepare(recipe, cache=tmp_path / "cache", source=tmp_path / "mine")
+        assert f"demo is generated: no file of {tmp_path / 'mine'} was read" in caplog.text
+        caplog.clear()
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,8 @@ from attnbench.attention.transforms._climb import ENTMAX15
 STEPS: tl.constexpr = tl.constexpr(2)
 """Of Newton's method on the largest scores of classes alone, before the others join."""
 ROUGH: tl.constexpr = tl.constexpr(5e-3)
-"""A step of Newton's method (of r) by less leaves some 1e-5 to go."""
+"""A search ends with a step of Newton's method (of r) by less, or by twice as much where it computes scores anew: some
+1e-4 are left to go then, at most."""
 COARSE: tl.constexpr = tl.constexpr(4.0)
 """From this difference of two scores on, float16 rounds by more than 1e-3: too much for `contexts` to make good."""
 FAR: tl.constexpr = tl.constexpr(32.0)
@@ -78,7 +79,7 @@ def thresholds(
             )  # fmt: skip
             step = _step_of(mass_sum, part_sum)
             t += 2.0 * step
-            going = tl.max((rows & (tl.abs(step) > ROUGH)).to(tl.int32), 0)
+            going = tl.max((rows & (tl.abs(step) > 2.0 * ROUGH)).to(tl.int32), 0)
     tl.store(threshold + place, t, mask=rows)
     tl.store(most + place, centre, mask=rows)
 
