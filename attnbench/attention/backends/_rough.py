@@ -18,14 +18,18 @@ import triton.language as tl
 from attnbench.attention.backends._blocks import ROUNDS, rows_from, scores_at, seen_by_all, store_rows
 from attnbench.attention.backends._classes import TURNS, left_over, left_over_pair, start_of, taken, taken_pair
 from attnbench.attention.backends._dropout import drawn_for
-from attnbench.attention.backends._passes import best_of, mixed_of, weight_of
+from attnbench.attention.backends._passes import best_of, mixed_of
 from attnbench.attention.transforms._climb import ENTMAX15
 
 STEPS: tl.constexpr = tl.constexpr(2)
 """Of Newton's method on the largest scores of classes alone, before the others join."""
 ROUGH: tl.constexpr = tl.constexpr(5e-3)
-"""A search ends with a step of Newton's method (of r) by less, or by twice as much where it computes scores anew: some
-1e-4 are left to go then, at most."""
+"""A step of Newton's method (of r) by less ends the search among the largest scores: some 1e-5 are left to go then."""
+SMALL: tl.constexpr = tl.constexpr(0.1)
+"""One by less, in parts of the mean r of all keys that have a weight, ends the search among all: the next is half of
+its square at most, of which `contexts` loses the square."""
+NEAR: tl.constexpr = tl.constexpr(1e-3)
+"""But not one back by more, on which keys come in that it did not know of."""
 COARSE: tl.constexpr = tl.constexpr(4.0)
 """From this difference of two scores on, float16 rounds by more than 1e-3: too much for `contexts` to make good."""
 FAR: tl.constexpr = tl.constexpr(32.0)
@@ -72,14 +76,14 @@ def thresholds(
     going = tl.max((rows & (close == 0)).to(tl.int32), 0)
     for _ in range(ROUNDS):
         if going > 0:
-            none = one  # of the scores of all keys, which no program holds
-            mass_sum, part_sum = weight_of(
-                q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end, none, centre, t, e,
-                ENTMAX15, CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, False, FULL,
+            mass_sum, part_sum, number = _sums_of(
+                q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end, centre, t,
+                CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, FULL,
             )  # fmt: skip
             step = _step_of(mass_sum, part_sum)
             t += 2.0 * step
-            going = tl.max((rows & (tl.abs(step) > 2.0 * ROUGH)).to(tl.int32), 0)
+            large = (step < -NEAR) | (tl.abs(step) * number > SMALL * part_sum)
+            going = tl.max((rows & large).to(tl.int32), 0)
     tl.store(threshold + place, t, mask=rows)
     tl.store(most + place, centre, mask=rows)
 
@@ -167,6 +171,34 @@ def _step_of(mass_sum, part_sum):
     that is not all numbers."""
     step = (mass_sum - tl.sqrt(mass_sum)) / part_sum
     return tl.where(step == step, step, 0.0)
+
+
+@triton.jit
+def _sums_of(
+    q, keys_of, kn, valid, queries, first, keys, width, ahead, scale, whole, end, centre, t,
+    CAUSAL: tl.constexpr, VALID: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """Of each row at threshold `t`, the sums of r^2 and of r, and how many keys have a weight."""
+    mass_sum = tl.zeros([BLOCK_M], tl.float32)
+    part_sum = tl.zeros([BLOCK_M], tl.float32)
+    number = tl.zeros([BLOCK_M], tl.float32)
+    below = (1.0 - 0.5 * (centre + t))[:, None]
+    for n in range(0, whole, BLOCK_N):
+        k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH, FULL)
+        s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, False, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        part = tl.maximum(0.5 * s + below, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        mass_sum += tl.sum(part * part, 1)
+        part_sum += tl.sum(part, 1)
+        number += tl.sum((part > 0.0).to(tl.float32), 1)
+    for n in range(whole, end, BLOCK_N):
+        k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH)
+        s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        part = tl.maximum(0.5 * s + below, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        mass_sum += tl.sum(part * part, 1)
+        part_sum += tl.sum(part, 1)
+        number += tl.sum((part > 0.0).to(tl.float32), 1)
+    return mass_sum, part_sum, number
 
 
 @triton.jit

@@ -67,6 +67,21 @@ def test_the_best_keys_are_not_in_the_first_block(peak):
     assert max(gradients) < ROUNDED
 
 
+@pytest.mark.parametrize("best", [1, 3, 8])
+def test_a_thousand_keys_share_what_a_few_leave(best):
+    """Block by block a little more, from nothing on, of which a step of Newton's method too few would lose a part."""
+    query, keys, values = (torch.zeros(1, 1, rows, 16) for rows in (12 * 64, 2048, 2048))
+    query[..., 0], query[..., 1] = 1.0, -2.0 / best**0.5 + torch.linspace(0.0, 0.06, 12).repeat_interleave(64)
+    keys[..., :best, 0], keys[..., best:, 1], values[..., best:, 0] = 0.0, 1.0, 1.0
+    query, keys, values = query.half(), keys.half(), values.half()
+    kernel, transform = TRANSFORMS["entmax15"]
+    wanted = defined(query.float(), keys.float(), values.float(), transform, 1.0, None, False)[..., 0]
+    found = fused.attend(query, keys, values, kernel, scale=1.0)[..., 0].float()
+    assert float(wanted.min()) < 1e-3
+    assert float(wanted.max()) > 0.03
+    torch.testing.assert_close(found, wanted, rtol=2e-3, atol=2e-4)
+
+
 def test_scores_that_float16_rounds_one_way():
     scores = torch.full((300,), -1.0)
     scores[0], scores[200], scores[201:210] = 0.0, 28.0, 27.3046875
