@@ -30,6 +30,8 @@ SMALL: tl.constexpr = tl.constexpr(0.1)
 its square at most, of which `contexts` loses the square."""
 NEAR: tl.constexpr = tl.constexpr(1e-3)
 """But not one back by more, on which keys come in that it did not know of."""
+MANY: tl.constexpr = tl.constexpr(16.0)
+"""From so many keys with a weight on, over the sum of their r, their rounding shows in the mean under r of values."""
 COARSE: tl.constexpr = tl.constexpr(4.0)
 """From this difference of two scores on, float16 rounds by more than 1e-3: too much for `contexts` to make good."""
 FAR: tl.constexpr = tl.constexpr(32.0)
@@ -131,8 +133,8 @@ def _largest_of(
 
 @triton.jit
 def _root_of(first, second, third, fourth, lost, top, BLOCK_M: tl.constexpr):
-    """The threshold of each row, from its largest score `top`, and whether it is close: rounding is small, and no lost
-    key has a weight."""
+    """The threshold of each row, from its largest score `top`, and whether it is close: rounding is small, few keys
+    have a weight, and no lost one has."""
     most = top.to(tl.float16)
     # halves of differences in float16, as they stay: float32 would take twice the registers
     first, second = (first - most[:, None]) * 0.5, (second - most[:, None]) * 0.5
@@ -141,7 +143,8 @@ def _root_of(first, second, third, fourth, lost, top, BLOCK_M: tl.constexpr):
     nothing = tl.full([1, 1], 0.0, tl.float16)
     for _ in range(STEPS):
         part = tl.maximum(first + below[:, None], nothing)
-        below = _lowered(below, part * part, part)
+        below, part_sum = _lowered(below, part * part, part)
+    part_sum = tl.zeros([BLOCK_M], tl.float32)
     going = 1
     for _ in range(TURNS):
         if going > 0:
@@ -149,20 +152,23 @@ def _root_of(first, second, third, fourth, lost, top, BLOCK_M: tl.constexpr):
             two = tl.maximum(second + below[:, None], nothing)
             three = tl.maximum(third + below[:, None], nothing)
             four = tl.maximum(fourth + below[:, None], nothing)
-            lower = _lowered(
+            lower, part_sum = _lowered(
                 below, one * one + two * two + three * three + four * four, one + two + three + four
             )  # fmt: skip
             going = tl.max((below.to(tl.float32) - lower.to(tl.float32) > ROUGH).to(tl.int32), 0)
             below = lower
+    # as many at most: where a class has two, it may have four
+    some = (first + below[:, None] > nothing).to(tl.float16) + 3.0 * (second + below[:, None] > nothing).to(tl.float16)
+    few = tl.sum(some.to(tl.float32), 1) <= MANY * part_sum
     hidden = (tl.max(lost, 1) - most) * 0.5 + below
-    return 2.0 - 2.0 * below.to(tl.float32), (tl.abs(top) < COARSE) & (hidden <= 0.0)
+    return 2.0 - 2.0 * below.to(tl.float32), (tl.abs(top) < COARSE) & few & (hidden <= 0.0)
 
 
 @triton.jit
 def _lowered(below, mass, part):
-    """The r of a row's largest score, a step on."""
+    """The r of a row's largest score, a step on; and the sum of r before."""
     mass_sum, part_sum = tl.sum(mass.to(tl.float32), 1), tl.sum(part.to(tl.float32), 1)
-    return (below.to(tl.float32) - _step_of(mass_sum, part_sum)).to(tl.float16)
+    return (below.to(tl.float32) - _step_of(mass_sum, part_sum)).to(tl.float16), part_sum
 
 
 @triton.jit

@@ -82,6 +82,17 @@ def test_a_thousand_keys_share_what_a_few_leave(best):
     torch.testing.assert_close(found, wanted, rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.parametrize(("best", "more"), [(1, 0.01), (1, 0.05), (3, 0.02), (8, 0.01)])
+def test_gradients_where_many_keys_that_are_all_known_share_a_little(best, more):
+    """What rounding moves each of them by would count as often."""
+    generator = drawing(0)
+    query, keys, values = (torch.randn(1, 1, rows, 64, generator=generator) for rows in (64, 256, 256))
+    query, keys = query * 0.05, keys * 0.05
+    query[..., 0], keys[..., 0] = 1.0, 8.0 * (more - 2.0 / best**0.5)
+    keys[..., :best, 0], values[..., :best, :] = 0.0, values[..., :best, :] + 1.0
+    assert max(off([each.half().requires_grad_() for each in (query, keys, values)])) < ROUNDED
+
+
 def test_scores_that_float16_rounds_one_way():
     scores = torch.full((300,), -1.0)
     scores[0], scores[200], scores[201:210] = 0.0, 28.0, 27.3046875
