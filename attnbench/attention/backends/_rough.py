@@ -30,7 +30,7 @@ SMALL: tl.constexpr = tl.constexpr(0.1)
 its square at most, of which `contexts` loses the square."""
 NEAR: tl.constexpr = tl.constexpr(1e-3)
 """But not one back by more, on which keys come in that it did not know of."""
-MANY: tl.constexpr = tl.constexpr(16.0)
+MANY: tl.constexpr = tl.constexpr(20.0)
 """From so many keys with a weight on, over the sum of their r, their rounding shows in the mean under r of values."""
 COARSE: tl.constexpr = tl.constexpr(4.0)
 """From this difference of two scores on, float16 rounds by more than 1e-3: too much for `contexts` to make good."""
