@@ -29,7 +29,7 @@ SMALL: tl.constexpr = tl.constexpr(0.1)
 """One by less, in parts of the mean r of all keys that have a weight, ends the search among all: the next is half of
 its square at most, of which `contexts` loses the square."""
 NEAR: tl.constexpr = tl.constexpr(1e-3)
-"""But not one back by more, on which keys come in that it did not know of."""
+"""But not one back by more, on which keys come in that it did not know of: r is rounded by less."""
 MANY: tl.constexpr = tl.constexpr(20.0)
 """From so many keys with a weight on, over the sum of their r, their rounding shows in the mean under r of values."""
 COARSE: tl.constexpr = tl.constexpr(4.0)
@@ -157,11 +157,12 @@ def _root_of(first, second, third, fourth, lost, top, BLOCK_M: tl.constexpr):
             )  # fmt: skip
             going = tl.max((below.to(tl.float32) - lower.to(tl.float32) > ROUGH).to(tl.int32), 0)
             below = lower
-    # as many at most: where a class has two, it may have four
-    some = (first + below[:, None] > nothing).to(tl.float16) + 3.0 * (second + below[:, None] > nothing).to(tl.float16)
+    # as many at most: where a class has two, it may have four; with those that rounding may have taken a weight from
+    edge = tl.full([1, 1], -NEAR, tl.float16)
+    some = (first + below[:, None] > edge).to(tl.float16) + 3.0 * (second + below[:, None] > edge).to(tl.float16)
     few = tl.sum(some.to(tl.float32), 1) <= MANY * part_sum
     hidden = (tl.max(lost, 1) - most) * 0.5 + below
-    return 2.0 - 2.0 * below.to(tl.float32), (tl.abs(top) < COARSE) & few & (hidden <= 0.0)
+    return 2.0 - 2.0 * below.to(tl.float32), (tl.abs(top) < COARSE) & few & (hidden <= -NEAR)
 
 
 @triton.jit
@@ -189,18 +190,18 @@ def _sums_of(
     mass_sum = tl.zeros([BLOCK_M], tl.float32)
     part_sum = tl.zeros([BLOCK_M], tl.float32)
     number = tl.zeros([BLOCK_M], tl.float32)
-    below = (1.0 - 0.5 * (centre + t))[:, None]
+    centre, below = centre[:, None], (1.0 - 0.5 * t)[:, None]  # large scores keep their digits
     for n in range(0, whole, BLOCK_N):
         k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH, FULL)
         s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, False, CAUSAL, VALID, BLOCK_M, BLOCK_N)
-        part = tl.maximum(0.5 * s + below, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        part = tl.maximum(0.5 * (s - centre) + below, 0.0, propagate_nan=tl.PropagateNan.ALL)
         mass_sum += tl.sum(part * part, 1)
         part_sum += tl.sum(part, 1)
         number += tl.sum((part > 0.0).to(tl.float32), 1)
     for n in range(whole, end, BLOCK_N):
         k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH)
         s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
-        part = tl.maximum(0.5 * s + below, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        part = tl.maximum(0.5 * (s - centre) + below, 0.0, propagate_nan=tl.PropagateNan.ALL)
         mass_sum += tl.sum(part * part, 1)
         part_sum += tl.sum(part, 1)
         number += tl.sum((part > 0.0).to(tl.float32), 1)
@@ -236,7 +237,9 @@ def contexts(
         ENTMAX15, CAUSAL, VALID, DROPOUT, True, WIDTH, VALUE_WIDTH, BLOCK_M, BLOCK_N, FULL,
     )  # fmt: skip
     step = _step_of(mass_sum, part_sum)
-    context -= 2.0 * step[:, None] * through
+    context -= tl.where(
+        tl.abs(through) < float("inf"), 2.0 * step[:, None] * through, 0.0
+    )  # as an infinite value stays
     mass_sum -= 2.0 * step * part_sum
     t += 2.0 * step
     store_rows(

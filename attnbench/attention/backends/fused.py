@@ -185,6 +185,7 @@ class _Attention(torch.autograd.Function):
         out = values.new_empty(batch, rows, heads, values.shape[3]).transpose(1, 2)
         grows = any(ctx.needs_input_grad[:4])
         # what has no use is not read or written: any tensor stands for it
+        # in half precision gradients are compared with means that are rounded, as those of softmax by its contexts
         slope = torch.empty(out.shape, dtype=query.dtype, device=out.device) if grows and given.kind else excess
         sizes = _sizes(query, keys, values, "forward", given.kind)
         short = keys.shape[2] <= sizes["BLOCK_N"]

@@ -20,8 +20,8 @@ from triton.compiler import ASTSource
 from attnbench.attention.backends import _backward, _forward, _listed, _peaks, _rough, fused
 from attnbench.attention.transforms import _bounded_kernels, _row_kernels
 
-HALF = {"query", "key", "value", "out", "upstream", "query_slope"}
-WHOLE = {"slope", "threshold", "most", "inverse", "shift", "excess", "mean", "alpha_slope", "key_slope", "value_slope",
+HALF = {"query", "key", "value", "out", "upstream", "query_slope", "slope"}
+WHOLE = {"threshold", "most", "inverse", "shift", "excess", "mean", "alpha_slope", "key_slope", "value_slope",
          "scores", "weights", "grad", "alphas", "bounds", "upper",
          "to_scores", "to_upper"}
 NUMBERS = {"found", "crowded", "lists"}

@@ -125,6 +125,21 @@ def test_many_keys_of_one_class_have_a_little_weight_each():
     assert max(off(states_of(scores))) < ROUNDED
 
 
+def test_scores_of_some_millions_keep_their_digits():
+    query, keys, values = (each.detach() for each in given((1, 1, 64, 200, 16, 16)))
+    query[..., 0], keys[..., 0] = 2048.0, 2048.0  # 2^22, beside which a score has steps of a half
+    states = [each.half().requires_grad_() for each in (query, keys, values)]
+    assert off(states, scale=1.0)[0] < ROUNDED / 4
+
+
+def test_an_infinite_value_leaves_others_be_and_is_no_nan():
+    query, keys, values = (each.detach().half() for each in given((1, 1, 70, 200, 64, 16)))
+    values[0, 0, 7, 3] = torch.inf
+    found = fused.attend(query * 1e-2, keys, values, TRANSFORMS["entmax15"][0], scale=0.125)
+    assert bool(found[..., 3].isinf().all())
+    assert bool(found[..., :3].isfinite().all())
+
+
 @pytest.mark.parametrize("strange", [torch.nan, torch.inf])
 def test_what_is_no_number_spoils_its_row_alone(strange):
     query, keys, values = (each.detach().half() for each in given((1, 1, 70, 200, 64, 16)))
