@@ -194,18 +194,25 @@ def _sums_of(
     for n in range(0, whole, BLOCK_N):
         k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH, FULL)
         s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, False, CAUSAL, VALID, BLOCK_M, BLOCK_N)
-        part = tl.maximum(0.5 * (s - centre) + below, 0.0, propagate_nan=tl.PropagateNan.ALL)
-        mass_sum += tl.sum(part * part, 1)
-        part_sum += tl.sum(part, 1)
-        number += tl.sum((part > 0.0).to(tl.float32), 1)
+        mass, part, some = _sums_in(s, centre, below)
+        mass_sum += mass
+        part_sum += part
+        number += some
     for n in range(whole, end, BLOCK_N):
         k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH)
         s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
-        part = tl.maximum(0.5 * (s - centre) + below, 0.0, propagate_nan=tl.PropagateNan.ALL)
-        mass_sum += tl.sum(part * part, 1)
-        part_sum += tl.sum(part, 1)
-        number += tl.sum((part > 0.0).to(tl.float32), 1)
+        mass, part, some = _sums_in(s, centre, below)
+        mass_sum += mass
+        part_sum += part
+        number += some
     return mass_sum, part_sum, number
+
+
+@triton.jit
+def _sums_in(s, centre, below):
+    """What a block of keys adds to these."""
+    part = tl.maximum(0.5 * (s - centre) + below, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.sum(part * part, 1), tl.sum(part, 1), tl.sum((part > 0.0).to(tl.float32), 1)
 
 
 @triton.jit
@@ -237,9 +244,8 @@ def contexts(
         ENTMAX15, CAUSAL, VALID, DROPOUT, True, WIDTH, VALUE_WIDTH, BLOCK_M, BLOCK_N, FULL,
     )  # fmt: skip
     step = _step_of(mass_sum, part_sum)
-    context -= tl.where(
-        tl.abs(through) < float("inf"), 2.0 * step[:, None] * through, 0.0
-    )  # as an infinite value stays
+    moved = 2.0 * step[:, None] * through
+    context -= tl.where(tl.abs(through) < float("inf"), moved, 0.0)  # an infinite value stays infinite
     mass_sum -= 2.0 * step * part_sum
     t += 2.0 * step
     store_rows(

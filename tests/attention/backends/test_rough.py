@@ -15,11 +15,9 @@ ROUNDED = 2e-3
 """Of a length, at most, what rounding to float16 makes of contexts and gradients."""
 
 
-def states_of(scores, queries=70, seed=0):
-    """Query, keys and values in float16, for which all queries have the scores [K] at a scale of 1/8, and some noise
-    of a thousandth."""
-    keys = scores.shape[0]
-    query, key, values = (each.detach() * 1e-2 for each in given((1, 2, queries, keys, 64, 16), seed=seed))
+def states_of(scores):
+    """Query, keys and values in float16, of which all queries have the scores [K] at a scale of 1/8, and noise."""
+    query, key, values = (each.detach() * 1e-2 for each in given((1, 2, 70, scores.shape[0], 64, 16)))
     query[..., 0], key[..., 0] = 1.0, 8.0 * scores
     return [each.half().requires_grad_() for each in (query, key, 1e2 * values)]
 
@@ -102,7 +100,7 @@ def test_scores_that_float16_rounds_one_way():
     assert max(off([query, keys, values])) < ROUNDED / 2
 
 
-def test_what_backward_is_left_are_the_thresholds_that_weights_of_a_sum_of_1_have():
+def test_thresholds_kept_for_backward_make_weights_that_sum_to_1():
     states = [each.detach().half().requires_grad_() for each in given((1, 2, 70, 448, 64, 64))]
     made = fused.attend(*states, TRANSFORMS["entmax15"][0], scale=0.125).grad_fn.saved_tensors
     threshold, most, inverse = made[8:11]
