@@ -160,8 +160,9 @@ def dropout_scales_what_it_keeps_and_backward_meets_the_same_draw(name, length):
     weights = transform(query @ keys.mT * 0.5, valid=allowed(length, length, None, True))
     with torch.no_grad():
         dropped = run(everything)  # the weights themselves
-        kept = torch.where(weights > 1e-6, dropped / weights, 0.0)
-    some = weights > 1e-6
+        # the last digits of a score move lighter weights of entmax-1.5 by more than a thousandth
+        some = weights > (1e-4 if name == "entmax15" else 1e-6)
+        kept = torch.where(some, dropped / weights, 0.0)
     assert bool((((kept - 4 / 3).abs() < 1e-3) | (kept == 0))[some].all())
     if name != "topk":
         assert float((kept[some] == 0).float().mean()) == pytest.approx(0.25, abs=0.08)
