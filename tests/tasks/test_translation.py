@@ -12,6 +12,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from attnbench.core import native
 from attnbench.core.errors import AttnbenchError
 from attnbench.data.base import BOS, EOS, PAD, Batch
 from attnbench.data.corpus import Data
@@ -171,6 +172,13 @@ def test_a_perfect_search_scores_100_and_lines_keep_their_order(data, task, spli
     words = sum(len(line.split()) + 1 for line in data.split(split).target)
     seconds = metrics.values["decode_seconds"]
     assert metrics.values["decode_tokens_per_s"] == pytest.approx(words / seconds, rel=1e-6)
+
+
+def test_time_of_decoding_leaves_out_what_is_compiled_meanwhile(data, task, monkeypatch):
+    ticks = iter((100.0, 104.0))
+    monkeypatch.setattr(native, "clock", lambda: next(ticks))  # it stands while libraries are made
+    values = task.evaluate(build(task.spec), data, "valid", Oracle(data, "valid"), 4000).values
+    assert values["decode_seconds"] == 4.0
 
 
 class Small(Oracle):

@@ -292,6 +292,15 @@ def test_a_query_touches_no_encoder_state(encoder, decoder):
     assert torch.equal(module(queries, memory, POSITIONS).context, wanted)
 
 
+def test_a_learned_alpha_is_one_as_slots_have_no_heads():
+    module = build({"kind": "entmax", "alpha": "learned"})
+    keys, query = inputs()
+    found = module(query, module.memorize(keys, VALID), POSITIONS)
+    found.context.sum().backward()
+    assert module.transform.raw.shape == module.transform.raw.grad.shape == (1,)
+    assert found.context.shape == (BATCH, QUERIES, WIDTH)
+
+
 def test_what_a_query_reads_does_not_grow_with_the_source():
     module = build()
     for length in (1, 500):
