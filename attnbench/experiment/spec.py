@@ -152,6 +152,17 @@ class TableSpec(Spec):
     """The paper's own numbers."""
     extra: list[str] = Field(default_factory=list)
     """More metrics, one column each."""
+    omit: list[Literal["attended", "entropy", "train/tokens_per_s", "decode/tokens_per_s"]] = Field(
+        default_factory=list
+    )
+    """Columns that tables for people have by themselves, to be left out; results.json and results.csv keep them."""
+
+    @model_validator(mode="after")
+    def _either(self) -> Self:
+        for name in self.omit:
+            if named := [metric for metric in self.extra if metric == name or metric.startswith(f"{name}/")]:
+                raise ValueError(f"omit: {name} is left out, and extra asks for {named[0]}; drop one of the two")
+        return self
 
 
 class Header(Spec):

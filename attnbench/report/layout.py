@@ -49,6 +49,7 @@ class View:
     values: tuple[str, ...]
     reduce: str
     extra: tuple[str, ...]
+    omit: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, table: Mapping[str, object]) -> View:
@@ -58,6 +59,7 @@ class View:
             values=_strings(table.get("value")),
             reduce=str(table.get("reduce") or "mean_std"),
             extra=_strings(table.get("extra")),
+            omit=_strings(table.get("omit")),
         )
 
 
@@ -143,7 +145,8 @@ def sheets(experiment: Experiment, rows: Sequence[Row], view: View, ranks: Ranks
         _grid(f"{experiment.title}: {names.title(metric)}", metric, lines, view, ranks, compared)
         for metric in view.values
     ]
-    return [*grids, _list(f"{experiment.title}: attention and speed", rows, view, (), ranks, compared)]
+    rest = _list(f"{experiment.title}: attention and speed", rows, view, (), ranks, compared)
+    return [*grids, rest] if len(rest.columns) > 1 else grids
 
 
 def value_entry(row: Row, metric: str, view: View, ranks: Ranks) -> Entry:
@@ -199,7 +202,7 @@ def _list(
             parts.append(_Part(Column(heading), [_paper(number) for number in beside]))
     parts += _sites(rows, view, "attended", 4) + _sites(rows, view, "entropy", 1)
     for metric in dict.fromkeys(("train/tokens_per_s", "decode/tokens_per_s", *view.extra)):
-        if metric in values or metric.split("/", 1)[0] in ("attended", "entropy"):
+        if metric in (*values, *view.omit) or metric.split("/", 1)[0] in ("attended", "entropy"):
             continue
         entries = [_plain(row, metric, view) for row in rows]
         if any(entry.text for entry in entries) or metric in view.extra:
@@ -224,7 +227,7 @@ def _sites(rows: Sequence[Row], view: View, group: str, shed: int) -> list[_Part
     """One column for all sites of attention: `8.0/5.1/7.9`. Extra columns of the spec never give way."""
     if any(name.startswith(f"{group}/") for name in view.extra):
         shed = 0
-    known = {name for row in rows for name in row.stats}
+    known = {name for row in rows for name in row.stats if group not in view.omit}
     sites = [site for site in names.SITES if f"{group}/{site}" in known]
     if not sites:
         return []

@@ -188,7 +188,7 @@ def _scores(rows: Sequence[Row], view: View) -> list[str]:
         signatures = dict.fromkeys(cell.signatures[metric] for cell in done if metric in cell.signatures)
         lines += [f"{names.title(metric)}: {signature}" for signature in signatures]
     samples = sorted({cell.samples["attended"] for cell in done if "attended" in cell.samples})
-    if samples:
+    if samples and "attended" not in view.omit:
         of = f"{_list(samples)} {_units(rows)[1]}"
         lines.append(f"attended: positions with weight above 0, mean over the queries of {of} of the validation set")
     return lines

@@ -121,6 +121,22 @@ def test_several_values_are_columns_with_directions_of_their_own(run_folder):
     assert "- no cell has measured test/chrf (measured: test/bleu, valid/loss)" in text
 
 
+def test_columns_that_tables_have_by_themselves_can_be_left_out(run_folder):
+    run = run_folder()
+    measured = {"attended/cross": 9.0, "entropy/cross": 1.5, "train/tokens_per_s": 3000.0}
+    for row, name, score in (("x", "a", 30.0), ("x", "b", 31.0), ("y", "a", 32.0), ("y", "b", 33.0)):
+        axes = {"model.norm": row, "model.tie": name}
+        run.add(f"{row} {name}", 1, score, axes=axes, metrics=measured)
+    shown = render(run.grid({"extra": ["params"]}), "md")
+    assert all(title in shown for title in ("attended", "entropy", "train ktok/s", "parameters"))
+    shown = render(run.grid({"extra": ["params"], "omit": ["attended", "train/tokens_per_s"]}), "md")
+    assert "attended" not in shown and "ktok/s" not in shown and "entropy" in shown and "parameters" in shown
+    everything = ["attended", "entropy", "train/tokens_per_s", "decode/tokens_per_s"]
+    shown = render(run.grid({"rows": "norm", "cols": "tie", "omit": everything}), "md")
+    assert shown.count("###") == 1  # no second sheet of nothing but names
+    assert json.loads(render(run.root, "json"))["results"]["x a"]["attended/cross"] == 9.0
+
+
 @pytest.mark.parametrize(
     ("reduce", "shown"), [("mean_std", "35.53 ± 0.55 (3)"), ("mean", "35.53 (3)"), ("max", "36.10 (3)")]
 )
