@@ -130,7 +130,8 @@ def test_columns_that_tables_have_by_themselves_can_be_left_out(run_folder):
     shown = render(run.grid({"extra": ["params"]}), "md")
     assert all(title in shown for title in ("attended", "entropy", "train ktok/s", "parameters"))
     shown = render(run.grid({"extra": ["params"], "omit": ["attended", "train/tokens_per_s"]}), "md")
-    assert "attended" not in shown and "ktok/s" not in shown and "entropy" in shown and "parameters" in shown
+    titles = ("attended", "entropy", "ktok/s", "parameters")
+    assert [title in shown for title in titles] == [False, True, False, True]
     everything = ["attended", "entropy", "train/tokens_per_s", "decode/tokens_per_s"]
     shown = render(run.grid({"rows": "norm", "cols": "tie", "omit": everything}), "md")
     assert shown.count("###") == 1  # no second sheet of nothing but names
