@@ -213,6 +213,14 @@ _Safe: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 class _Loader(_Safe):
     """Safe YAML with the numbers and truth values of YAML 1.2: `1e-3` is a float, `no` a string. But `1e3` is 1000."""
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError):  # PyYAML's own, of a scalar that its tag cannot hold
+            raise yaml.constructor.ConstructorError(
+                problem=f"'{node.value}' is no {node.tag.rpartition(':')[2]}", problem_mark=node.start_mark
+            ) from None
+
 
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in {"tag:yaml.org,2002:bool",
@@ -259,12 +267,13 @@ def _length(node: yaml.Node | None, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
-def _number(key: yaml.ScalarNode) -> Any:
-    """A key that is a whole number as such, as a mapping holds it."""
-    return int(key.value) if key.tag == "tag:yaml.org,2002:int" and key.value.isdecimal() else key.value
+_PLAIN = {f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "null")}
 
 
-def _lines(node: yaml.Node | None, path: YamlPath, into: dict[YamlPath, int], name: str) -> None:
+def _lines(
+    loader: _Loader, node: yaml.Node | None, path: YamlPath, into: dict[YamlPath, int], name: str, both: bool = True
+) -> None:
+    """both: enter what lies under whole numbers below their text as well, as a path may hold them either way."""
     if node is None:
         return
     into.setdefault(path, node.start_mark.line + 1)
@@ -275,16 +284,18 @@ def _lines(node: yaml.Node | None, path: YamlPath, into: dict[YamlPath, int], na
         for key, value in node.value:
             where = key.start_mark.line + 1
             if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
+                held = loader.construct_object(key) if key.tag in _PLAIN else key.value
+                if seen & {key.value, held}:  # 2 and 02 are one, and so are 2 and "2" wherever labels are meant
                     raise SpecError(f"{name}:{where}: the key '{key.value}' stands twice; remove one of them")
-                seen.add(key.value)
-                for each in dict.fromkeys((key.value, _number(key))):  # a path may hold it either way
+                seen |= {key.value, held}
+                ways = [held, key.value] if type(held) is int and both else [held]
+                for each in ways:
                     into[(*path, each)] = where
-                    _lines(value, (*path, each), into, name)
+                    _lines(loader, value, (*path, each), into, name, both and len(ways) == 1)  # or it doubles each time
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             into[(*path, index)] = value.start_mark.line + 1
-            _lines(value, (*path, index), into, name)
+            _lines(loader, value, (*path, index), into, name, both)
 
 
 def parse_yaml(text: str, name: str = "<text>") -> tuple[Any, dict[YamlPath, int]]:
@@ -298,7 +309,7 @@ def parse_yaml(text: str, name: str = "<text>") -> tuple[Any, dict[YamlPath, int
         if _length(node, {}) > _LONGEST:  # before anything walks it: nine aliases of nine aliases and so on never end
             raise SpecError(f"{name}: with every `*` spelt out this has more than {_LONGEST:,} characters; shorten it")
         lines: dict[YamlPath, int] = {}
-        _lines(node, (), lines, name)
+        _lines(loader, node, (), lines, name)
         return None if node is None else loader.construct_document(node), lines
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -308,8 +319,6 @@ def parse_yaml(text: str, name: str = "<text>") -> tuple[Any, dict[YamlPath, int
         raise SpecError(f"{place}: this is not valid YAML: {problem}") from None
     except RecursionError:
         raise SpecError(f"{name}: this is nested too deeply to be read") from None
-    except ValueError as error:  # a scalar that its tag cannot hold
-        raise SpecError(f"{name}: this is not valid YAML: {error}") from None
 
 
 def dump_yaml(value: Any) -> str:

@@ -120,6 +120,14 @@ def test_lines_of_every_path():
         ("a: 1\nb: 2\na: 3\n", 3, "'a' stands twice"),
         ("a:\n  b: 1\n  b: 1\n", 3, "'b' stands twice"),
         ("a: [{b: 1, b: 2}]\n", 1, "'b' stands twice"),
+        ("1: a\n01: b\n", 2, "'01' stands twice"),
+        ("1.0: a\n1: b\n", 2, "'1' stands twice"),
+        ("true: a\nTrue: b\n", 2, "'True' stands twice"),
+        ('8: a\n"8": b\n', 2, "'8' stands twice"),  # a label either way
+        ("a: 1\nb: !!bool maybe\n", 2, "'maybe' is no bool"),
+        ('a: !!float ""\n', 1, "'' is no float"),
+        ("a: !!int x\n", 1, "'x' is no int"),
+        ("a: !!timestamp x\n", 1, "'x' is no timestamp"),
         ("a: 1\n b: 2\n", 2, "not valid YAML"),
         ("a: [1, 2\n", 1, "not valid YAML"),  # not the line behind its end
         ("a: !!python/object:os.system x\n", 1, "not valid YAML"),
@@ -353,6 +361,11 @@ BOMBS = {
 def test_aliases_that_explode_are_refused_at_once(kind: str):
     with pytest.raises(SpecError, match=r"bomb\.yaml: with every `\*` spelt out this has more than 1,000,000"):
         parse_yaml("x0: &x0 {a: b}\n" + BOMBS[kind], "bomb.yaml")
+
+
+def test_whole_numbers_in_whole_numbers_are_read_in_no_time():
+    _, lines = parse_yaml("a: " + "{1: " * 60 + "x" + "}" * 60)
+    assert len(lines) == 122  # twice as many as keys, and not twice for each
 
 
 def test_aliases_in_measure_are_read():
