@@ -43,13 +43,17 @@ _PATIENCE = 120
 _NO_ROOM = ("No space left", "quota exceeded")
 _PASSING = (
     *_NO_ROOM, "Killed", "out of memory", "memory exhausted", "Cannot allocate memory", "Read-only file system",
-    "cannot execute",
+    "cannot execute", "Too many open files", "File size limit exceeded", "Resource temporarily unavailable",
 )  # fmt: skip
 """In what a compiler says: faults that may be gone another time, so that they are not remembered."""
 _LACKING = ".lacks"
 """Suffix of the file that says what a compiled one does without, where the compiler has not all."""
+_SIZE = ".size"
+"""Suffix of the file that says how long a compiled one is."""
 _MEMORY = 24 * 3600
 """Seconds for which it is remembered what a compiler refused."""
+_PAUSE = 600
+"""Seconds in which a compiler that took too long is not asked again, by processes that wait for one another."""
 
 _log = logging.getLogger(__name__)
 
@@ -121,7 +125,7 @@ def _of(source: Path, name: str) -> ctypes.CDLL | None:
         try:
             library = ctypes.CDLL(str(_made(source, target)))
         except OSError:
-            library = _loaded_elsewhere(target) or _remade(source, target)
+            library = (_loaded_elsewhere(target) if _is_whole(target) else None) or _remade(source, target)
         _note_what_lacks(target)
         return library
     except (OSError, subprocess.SubprocessError, AttnbenchError) as error:
@@ -198,21 +202,34 @@ def _command() -> list[str] | None:
 
 def _made(source: Path, target: Path) -> Path:
     """The compiled file. What the compiler refused once it is not asked for again: the reason stands beside."""
-    if target.is_file():
+    if _is_whole(target):
         return target
     with _counted(), making(target):
         refused = target.with_suffix(".refused")
         if refused.is_file() and time.time() - refused.stat().st_mtime < _MEMORY:
             raise subprocess.SubprocessError(refused.read_text(encoding="utf-8", errors="replace"))
-        if not target.is_file():
+        if not _is_whole(target):
             _log.info("compiling %s for this processor, once", source.name)
             try:
                 _compile(source, target)
+            except subprocess.TimeoutExpired as error:
+                refused.write_text(str(error), encoding="utf-8")
+                forgotten = time.time() - _MEMORY + _PAUSE
+                os.utime(refused, (forgotten, forgotten))
+                raise
             except subprocess.CalledProcessError as error:
                 if not _passes(error.stderr):
                     refused.write_text(error.stderr, encoding="utf-8")
                 raise subprocess.SubprocessError(error.stderr) from None
     return target
+
+
+def _is_whole(target: Path) -> bool:
+    """Whether a compiled file is as long as it was made: one that is cut off would end the process that loads it."""
+    try:
+        return target.stat().st_size == int(target.with_suffix(_SIZE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
 
 
 def _note_what_lacks(target: Path) -> None:
@@ -301,6 +318,7 @@ def _compile(source: Path, target: Path) -> None:
                     if missed:
                         lacking.write_text(missed, encoding="utf-8")
                     sync(half)
+                    target.with_suffix(_SIZE).write_text(str(half.stat().st_size), encoding="utf-8")
                     os.replace(half, target)
                     return
                 said.append(fault.strip()[:500])
