@@ -60,8 +60,9 @@ def locked(path: Path) -> Iterator[None]:
         file.flush()
         yield
     finally:
-        with suppress(FileNotFoundError):
-            path.unlink()
+        if _is(file.fileno(), path):  # and not another's, where somebody has removed ours
+            with suppress(FileNotFoundError):
+                path.unlink()
         file.close()
 
 

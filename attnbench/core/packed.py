@@ -36,7 +36,7 @@ _ERRORS = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.int8: 1e-6}
 """How far a product of rounded operands may lie from its exact value, as a part of it."""
 _FILES = {torch.float32: "packed", torch.bfloat16: "packed-bfloat16"}
 """Where it is kept what is faster."""
-_TURNS = 7
+_TURNS = 20
 """Times that each way is timed."""
 _WEIGHTS = 24
 """Weights whose products are timed together: in a search, too, each lies far from the processor until it is wanted."""
@@ -226,6 +226,7 @@ class _Defined:
     name: ClassVar[str] = "torch operations"
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        quantization.require_depth(weight.shape[1])
         self.weight, self.bias = quantization.quantize(weight), bias
 
     def takes(self, states: Tensor) -> bool:
@@ -307,7 +308,8 @@ def _own_gain(dtype: torch.dtype, threads: int) -> float | None:  # threads: par
         states, weights = _drawn(_ROWS, 512, 512)[0], [_drawn(1, 512, 512)[1] for _ in range(_WEIGHTS)]
         kinds = (("library", _Library), ("own", _Own))
         ways = {name: [way(each, None, dtype) for each in weights] for name, way in kinds}
-        return measured.gain({name: lambda of=of: [each(states) for each in of] for name, of in ways.items()}, _TURNS)
+        turns = {name: lambda of=of: [each(states) for each in of] for name, of in ways.items()}
+        return measured.gain(turns, _TURNS, enough=_CLEARLY)
 
     return measured.once(_FILES[dtype], "own_gain", measure, of=products.version())
 

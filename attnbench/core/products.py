@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnbench.core import native
-from attnbench.core.quantization import quantize
+from attnbench.core.quantization import quantize, require_depth
 
 _SOURCE = Path(__file__).with_name("_products.cpp")
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8"}
@@ -22,8 +22,6 @@ _TAKES: dict[str, list[Any]] = {
     "product": [ctypes.c_void_p, ctypes.c_int64, *3 * [ctypes.c_void_p], ctypes.c_int64, ctypes.c_int],
 }
 """What its functions take: addresses, sizes, threads."""
-_DEEPEST = 1 << 16
-"""Products of at most 255 * 127 are summed up in 32 bits."""
 
 
 class Packed(ctypes.Structure):
@@ -72,8 +70,7 @@ def pack(weight: Float[Tensor, "N K"], dtype: torch.dtype = torch.float32) -> Pa
     outputs, inputs = weight.shape
     steps = begin = None
     if dtype == torch.int8:
-        if inputs > _DEEPEST:
-            raise ValueError(f"whole numbers of 8 bits are summed up to a depth of {_DEEPEST}, not of {inputs}")
+        require_depth(inputs)
         weight, steps = quantize(weight)
         raised = native.loaded(_SOURCE).attnbench_raised()
         begin = (weight.nan_to_num(0.0).sum(-1, dtype=torch.float64) * -raised).to(torch.int32)

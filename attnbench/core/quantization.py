@@ -19,11 +19,21 @@ _LEAST = 1e-30
 """Rows of no number larger than this count as zeros: the inverse of their step may be no number."""
 
 
+_DEEPEST = 1 << 16
+"""Compiled code sums up products of at most 255 * 127 in 32 bits."""
+
+
 class Quantized(NamedTuple):
     """Rows that are rounded. whole: whole numbers, in a floating type. step: what 1 of them is worth."""
 
     whole: Float[Tensor, "*B K"]
     step: Float[Tensor, "*B 1"]
+
+
+def require_depth(inputs: int) -> None:
+    """Raise ValueError for more products than are summed up, by whatever multiplies here."""
+    if inputs > _DEEPEST:
+        raise ValueError(f"whole numbers of 8 bits are summed up to a depth of {_DEEPEST}, not of {inputs}")
 
 
 def quantize(rows: Float[Tensor, "*B K"]) -> Quantized:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
@@ -12,6 +13,27 @@ from attnbench.train.machine import facts
 from attnbench.train.runtime import Runtime
 
 _PACKAGES = ("torch", "numpy", "tokenizers", "sacrebleu", "sacremoses", "safetensors", "pydantic")
+
+
+_DIGITS = ("device", "processor", "instructions", "threads", "precision", "products", "compiled", "updates")
+"""What the last digits of a training hang on, beside torch."""
+
+
+def changed_arithmetic(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What lets the second of two attempts at one training go on to other last digits than the first had come to:
+    `threads 2, before 1`. What the first did not note is left out."""
+    was, found = (
+        {
+            **{name: attempt[name] for name in _DIGITS if name in attempt},
+            "torch": attempt.get("packages", {}).get("torch"),
+        }
+        for attempt in (before, now)
+    )
+    return [
+        f"{name} {found[name] or 'none'}, before {was[name] or 'none'}"
+        for name in was
+        if name in found and was[name] != found[name]
+    ]
 
 
 def environment(runtime: Runtime) -> dict[str, Any]:

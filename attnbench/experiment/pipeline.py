@@ -21,7 +21,7 @@ from attnbench.core.files import read_json, read_jsonl, write_json
 from attnbench.core.run_files import CHECKPOINTS, LOG
 from attnbench.core.seeding import derive, seed_everything
 from attnbench.data.prepare import read_manifest
-from attnbench.experiment.environment import environment
+from attnbench.experiment.environment import changed_arithmetic, environment
 from attnbench.experiment.grid import Cell
 from attnbench.experiment.provenance import NOTED, changed_mechanisms, mechanism_files
 from attnbench.experiment.run import RUN_AGAIN, Run
@@ -116,6 +116,8 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     done = checkpoint_steps(run.checkpoints)
     data = task.adapt(model, data, derive(spec.seed, "adapt"), fresh=not done)
     attempts = run.environment(environment(runtime), done[-1] if done else 0)
+    if len(attempts) > 1 and (others := changed_arithmetic(attempts[-2], attempts[-1])):
+        listen({"event": f"goes on with other last digits than it began with ({'; '.join(others)})"})
     seed_everything(derive(spec.seed, "train"))
     validator = GreedySpec().build() if spec.train.validate_bleu else None
     width = getattr(spec.model, "width", 1)

@@ -6,7 +6,8 @@ from attnbench.core import native, waiting
 from attnbench.core.carried import carried
 
 
-def test_what_was_set_holds_in_another_thread_and_later():
+def test_what_was_set_holds_in_another_thread_and_later(monkeypatch):
+    monkeypatch.delenv(native.SWITCH, raising=False)
     seen = []
 
     def look(word: str) -> None:

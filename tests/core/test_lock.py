@@ -60,6 +60,19 @@ def test_the_lock_is_freed_when_the_block_fails(tmp_path: Path):
     assert os.listdir(path.parent) == []
 
 
+def test_the_end_of_one_leaves_a_lock_that_has_taken_its_place(tmp_path: Path):
+    path = tmp_path / "lock"
+    first = locked(path)
+    first.__enter__()
+    path.unlink()  # by hand
+    with locked(path):
+        first.__exit__(None, None, None)
+        assert is_locked(path)
+        with pytest.raises(LockedError), locked(path):
+            pass
+    assert not path.exists()
+
+
 def test_the_same_process_cannot_hold_it_twice(tmp_path: Path):
     with locked(tmp_path / "lock"):
         with pytest.raises(LockedError), locked(tmp_path / "lock"):

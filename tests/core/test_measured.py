@@ -54,6 +54,35 @@ def test_nothing_is_measured_that_cannot_be_kept(cache):
 def test_ways_are_timed_in_turns(monkeypatch):
     clock, seen = iter([0, 9, 9, 10, 10, 14, 14, 16]), []
     monkeypatch.setattr(measured.time, "perf_counter", lambda: next(clock))
-    found = measured.gain({"old": lambda: seen.append("old"), "new": lambda: seen.append("new")}, 2)
+    found = measured.gain({"old": lambda: seen.append("old"), "new": lambda: seen.append("new")}, 2, enough=0.8)
     assert seen == ["old", "new", "old", "new"]
     assert found == 4 / 1
+
+
+@pytest.mark.parametrize(("took", "found", "timed"), [
+    ([1, 2, 1, 1], 1, 2),  # another process had the processor at first
+    ([1, 2, 1, 4, 1, 3], 0.5, 3),  # it is slower
+    ([2, 1], 2, 1),
+])  # fmt: skip
+def test_what_seems_slower_is_timed_again_before_it_is_refused_for_good(monkeypatch, took, found, timed):
+    ends = [moment for end in range(len(took)) for moment in (sum(took[:end]), sum(took[: end + 1]))]
+    clock, seen = iter(ends), []
+    monkeypatch.setattr(measured.time, "perf_counter", lambda: next(clock))
+    assert measured.gain({"old": lambda: seen.append(1), "new": lambda: None}, 1, enough=0.8) == found
+    assert len(seen) == timed
+
+
+@pytest.mark.parametrize("fact", ["processor", "torch", "nothing"])
+def test_another_machine_measures_for_itself(cache, monkeypatch, fact):
+    """A cache may lie on a disk that several share."""
+    assert measured.once("file", "speed", lambda: 1) == 1
+    if fact == "processor":
+        monkeypatch.setattr(measured.processor, "identity", lambda: b"another")
+    if fact == "torch":
+        monkeypatch.setattr(measured.torch, "__version__", "another")
+    assert measured.once("file", "speed", lambda: 2) == (1 if fact == "nothing" else 2)
+
+
+def test_a_home_that_nobody_knows_measures_nothing(monkeypatch):
+    monkeypatch.setenv("ATTNBENCH_CACHE", "~nobody-of-that-name/cache")
+    assert measured.once("file", "speed", lambda: pytest.fail("measured")) is None

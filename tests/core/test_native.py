@@ -65,6 +65,22 @@ def test_compiled_once_and_again_when_the_source_changes(source, tmp_path):
 
 
 @compiled
+def test_another_processor_or_other_options_make_another(source, monkeypatch):
+    """A cache may lie on a disk that several share: another's instructions end who runs them."""
+    folder = source.parent / "cache" / "native"
+    native.load(source)
+    for change in (
+        lambda: monkeypatch.setattr(native.processor, "identity", lambda: b"another"),
+        lambda: monkeypatch.setattr(native, "_FLAGS", (*native._FLAGS, "-DOTHER")),
+    ):
+        before = len(list(folder.glob("*.so")))
+        change()
+        native._load.cache_clear()
+        assert native.load(source).answer() == 42
+        assert len(list(folder.glob("*.so"))) == before + 1
+
+
+@compiled
 def test_what_a_source_includes_is_part_of_it(source):
     number = source.with_name("_number.hpp")
     number.write_text("#define NUMBER 1\n")

@@ -179,10 +179,10 @@ def test_the_faster_way_is_taken_as_it_was_measured_once(gain, way, nothing_know
     compiled = cache_root() / "native"
     monkeypatch.setenv("ATTNBENCH_CACHE", str(tmp_path))
     (tmp_path / "native").symlink_to(compiled)
-    monkeypatch.setattr(measured, "gain", lambda ways, rounds: gain)
+    monkeypatch.setattr(measured, "gain", lambda ways, rounds, enough: gain)
     assert module._way(torch.float32) is getattr(module, way)
     module._own_gain.cache_clear()
-    monkeypatch.setattr(measured, "gain", lambda ways, rounds: 1 / gain)
+    monkeypatch.setattr(measured, "gain", lambda ways, rounds, enough: 1 / gain)
     assert module._way(torch.float32) is getattr(module, way)
 
 

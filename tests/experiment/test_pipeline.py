@@ -186,6 +186,26 @@ def test_a_resumed_cell_keeps_each_environment(bench: Any, monkeypatch: pytest.M
     assert (result["commit"], result["dirty"]) == ("two", True)
 
 
+@pytest.mark.parametrize(("later", "told"), [
+    ({}, None),
+    ({"commit": "two"}, None),
+    ({"threads": 1, "compiled": None}, "threads 1, before 2; compiled none, before g++ 13"),
+    ({"packages": {"torch": "2.14"}}, "torch 2.14, before 2.13"),
+    ({"precision": "fp32"}, None),  # the first did not note it
+])  # fmt: skip
+def test_a_training_that_goes_on_to_other_last_digits_says_so(bench: Any, monkeypatch, later: Any, told: str | None):
+    began = {"commit": "one", "dirty": False, "threads": 2, "compiled": "g++ 13", "packages": {"torch": "2.13"}}
+    made = iter([began, {**began, **later}])
+    monkeypatch.setitem(run_cell.__globals__, "environment", lambda _: next(made))
+    with monkeypatch.context() as patch:
+        patch.setitem(run_cell.__globals__, "evaluate", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            finish(bench, bench.experiment())
+    _, _, heard = finish(bench, bench.experiment())
+    said = [record["event"] for record in heard if "last digits" in record.get("event", "")]
+    assert said == ([f"goes on with other last digits than it began with ({told})"] if told else [])
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_bfloat16_is_computed_where_it_is_known_and_else_float32_says_so(known: bool, bench: Any, monkeypatch: Any):
     monkeypatch.setattr(runtime_module, "multiplies_bfloat16", lambda device: known)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -125,13 +126,20 @@ def test_a_setting_that_changes_nothing_is_not_called_onednn(matmul, monkeypatch
 
 
 def test_both_libraries_are_timed_in_turns(monkeypatch):
-    clock, seen = iter(range(1000)), []
+    clock, seen = iter(range(10_000)), []
     setting = SimpleNamespace(fp32_precision="none")
     monkeypatch.setattr(onednn.torch, "mm", lambda *pair: seen.append(setting.fp32_precision))
     monkeypatch.setattr(measured.time, "perf_counter", lambda: next(clock))
     assert onednn._gain(setting) == 1
     assert seen == ["none", "bf16"] * onednn._ROUNDS
     assert setting.fp32_precision == "bf16"
+
+
+def test_a_library_that_is_refused_is_told(monkeypatch, caplog):
+    monkeypatch.setattr(measured, "gain", lambda ways, rounds, enough: enough / 2)
+    with caplog.at_level(logging.INFO):
+        assert onednn._gain(SimpleNamespace()) == onednn._SLOWER / 2
+    assert "the default library, which is 2.5 times as fast here" in caplog.text
 
 
 def test_a_torch_without_the_setting_keeps_its_own(monkeypatch):
