@@ -20,6 +20,8 @@ from attnbench.core.errors import AttnbenchError, SpecError
 
 YamlPath = tuple[str | int, ...]
 _UNSYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
+_OLD = "old"
+"""Under this name a folder waits, hidden, for another to take its place."""
 _DEEPEST = 64
 _LONGEST = 1_000_000
 """Characters of a YAML text once every alias is spelt out; the longest of ours has some ten thousand."""
@@ -28,8 +30,10 @@ _LONGEST = 1_000_000
 def cache_root() -> Path:
     """`$ATTNBENCH_CACHE`, else `$XDG_CACHE_HOME/attnbench`, else `~/.cache/attnbench`. Raises SpecError where that is
     below the home folder of somebody unknown."""
-    own = os.environ.get("ATTNBENCH_CACHE")
-    named = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "attnbench"
+    own, usual = os.environ.get("ATTNBENCH_CACHE"), Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    if not usual.is_absolute():  # which the specification of XDG leaves out: each working directory had its own
+        usual = Path("~/.cache")
+    named = Path(own) if own else usual / "attnbench"
     try:
         return named.expanduser()
     except RuntimeError:  # as in a container whose user has no entry
@@ -92,7 +96,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 def folder_atomic(path: Path) -> Iterator[Path]:
     """Yield an empty folder that is renamed to `path` when the block ends well, and removed when it does not.
 
-    An existing `path` is replaced.
+    An existing `path` is replaced; where a kill came just then it is there again after `sweep`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     work = _hidden(path)
@@ -103,10 +107,15 @@ def folder_atomic(path: Path) -> Iterator[Path]:
                 sync(file)
         sync(work)
         if path.exists():
-            old = _hidden(path)
-            os.replace(path, old / "gone")
-            os.replace(work, path)
-            shutil.rmtree(old, ignore_errors=True)
+            aside = _hidden(path)
+            os.replace(path, aside / _OLD)
+            try:
+                os.replace(work, path)
+            except BaseException:
+                os.replace(aside / _OLD, path)
+                raise
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
         else:
             os.replace(work, path)
     finally:
@@ -122,12 +131,15 @@ def remove_folder(path: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed writers left in `folder`. Only for one who knows that nobody is writing there."""
+    """Remove what killed writers left in `folder`, but for a folder that had not been replaced yet. Only for one who
+    knows that nobody is writing there."""
     if not folder.is_dir():
         return
     for entry in folder.iterdir():
-        if re.fullmatch(r"\..+\.[a-z0-9_]{8}", entry.name):
+        if written := re.fullmatch(r"\.(.+)\.[a-z0-9_]{8}", entry.name):
             if entry.is_dir():
+                if (entry / _OLD).exists() and not (folder / written[1]).exists():
+                    os.replace(entry / _OLD, folder / written[1])
                 shutil.rmtree(entry, ignore_errors=True)
             else:
                 entry.unlink(missing_ok=True)

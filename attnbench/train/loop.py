@@ -121,7 +121,10 @@ def train(
         failed, norm = _read(under_way, runtime.ahead(), state)
         if failed is not None:
             # weights that went on are spoilt all over: where it began can no longer be seen in them
-            where = _place(task, model, batches, spec, runtime) or "the loss" if failed == step else LOST
+            where = LOST
+            if failed == step:
+                whole = "the loss" if norm is None else "the norm of the gradient"  # of which each number is finite
+                where = _place(task, model, batches, spec, runtime) or whole
             return _diverged(failed, f"{where} is not finite", state, recorder, before)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -167,15 +170,16 @@ def train(
 def _read(under_way: list[Update], ahead: int, state: TrainState) -> tuple[int | None, float | None]:
     """Enter the numbers of all but the `ahead` newest updates, which are taken off the list.
 
-    Returns the update that had one that is not finite, if any, and the norm of the last gradient read.
+    Returns the update that had one that is not finite, if any, and the norm of the last gradient read: None where it
+    was not taken, or where the loss is not finite.
     """
     norm = None
     while len(under_way) > ahead:
         update = under_way.pop(0)
         loss, nll, *norms = update.numbers()
+        norm = norms[0] if norms and math.isfinite(loss) else None
         if not all(map(math.isfinite, (loss, *norms))):
-            return update.step, None
-        norm = norms[0] if norms else None
+            return update.step, norm
         if update.step == 1:  # before anything was learnt: what comes far above it has come apart
             state.lowest = nll / max(1, update.tokens)
         for window in (state.window, state.passed):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,10 @@ _FULL = "I/O error|No space|File too large|PytorchStreamWriter|unexpected pos"
 
 class OtherModelError(AttnbenchError):
     """Weights that belong to another model."""
+
+
+class LaterError(AttnbenchError):
+    """A checkpoint of which this version does not know all."""
 
 
 @dataclass
@@ -145,7 +149,8 @@ def _save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimi
 def load_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> TrainState:
     """Restore weights, optimiser and random state; return where training stood.
 
-    Raises AttnbenchError for a damaged checkpoint: an older one can be had by removing it.
+    Raises AttnbenchError for a damaged checkpoint: an older one can be had by removing it; and for one that a later
+    version of this package has written.
     """
     at, device = folder / _name(step), next(model.parameters()).device
     load_weights(model, at / "model.safetensors")
@@ -156,8 +161,11 @@ def load_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.
         if content["rng_cuda"] and device.type == "cuda":
             torch.cuda.set_rng_state(_rng_of(content["rng_cuda"], device), device)
         train = content["train"]
+        _require_known(train, at)
         windows = {name: Window(**train.get(name, {})) for name in ("window", "passed")}  # older ones lack `passed`
         return TrainState(**{**train, "cursor": tuple(train["cursor"]), **windows})
+    except LaterError:
+        raise
     except Exception as error:  # torch raises several types for a damaged file
         if is_passing(error):
             raise
@@ -165,6 +173,15 @@ def load_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.
             f"{at / 'state.pt'}: cannot be read ({first_line(error)}); remove the folder {at} and run again: "
             "training goes on from the checkpoint before it"
         ) from None
+
+
+def _require_known(train: Mapping[str, Any], at: Path) -> None:
+    later = sorted(train.keys() - {each.name for each in fields(TrainState)})
+    if later:
+        raise LaterError(
+            f"{at / 'state.pt'}: a later attnbench wrote this, which keeps {', '.join(later)} as well; go on with that "
+            "version, or run with --fresh"
+        )
 
 
 def _rng_of(states: Sequence[Tensor], device: torch.device) -> Tensor:

@@ -256,6 +256,34 @@ def test_a_kill_leaves_a_folder_whole_or_absent_and_sweep_clears_the_rest(tmp_pa
     assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([*shown, ".hidden"])
 
 
+@pytest.mark.parametrize(("rename", "content"), [(0, "old"), (1, "old"), (2, "old"), (3, "new")])
+def test_a_kill_leaves_the_folder_that_was_or_the_new_one(tmp_path: Path, rename: int, content: str):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "part").write_text("old")
+    make_and_remove(folder, rename)
+    sweep(tmp_path)
+    assert os.listdir(tmp_path) == ["folder"]
+    assert (folder / "part").read_text() == content
+
+
+def test_a_folder_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder, real = tmp_path / "folder", os.replace
+    folder.mkdir()
+    (folder / "part").write_text("old")
+
+    def refuse(source: Path, target: Path) -> None:
+        if target == folder and source.name != "old":
+            raise PermissionError(errno.EACCES, "no")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(PermissionError), folder_atomic(folder) as work:
+        (work / "part").write_text("new")
+    assert os.listdir(tmp_path) == ["folder"]
+    assert (folder / "part").read_text() == "old"
+
+
 def test_remove_folder(tmp_path: Path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_text("x")
@@ -406,6 +434,14 @@ def test_a_file_that_cannot_be_synced_is_a_fault(tmp_path: Path, monkeypatch):
 def test_a_name_that_is_no_text_can_be_noted(tmp_path: Path):
     write_json(tmp_path / "a.json", {"command": "runs\udce4"})
     assert json.loads((tmp_path / "a.json").read_text()) == {"command": "runs\udce4"}
+
+
+def test_a_cache_that_is_named_from_here_is_not_the_systems(monkeypatch):
+    monkeypatch.delenv("ATTNBENCH_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "here/cache")
+    assert cache_root() == Path("~/.cache/attnbench").expanduser()
+    monkeypatch.setenv("ATTNBENCH_CACHE", "here/cache")  # one that is asked for by name
+    assert cache_root() == Path("here/cache")
 
 
 def test_a_home_that_nobody_knows_is_told(monkeypatch):

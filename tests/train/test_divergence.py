@@ -79,6 +79,18 @@ def test_a_gradient_that_is_lost_is_named_where_it_is_looked_at(toys: Any):
     assert toys(task, clip=1.0)().ending.seen == "gradient of 3.bias is not finite"
 
 
+def test_a_norm_that_is_too_large_for_finite_gradients_is_called_so(toys: Any):
+    task = toys.Task()
+    loss = task.loss
+
+    def steep(model: Any, batch: Any, smoothing: float) -> Any:
+        found = loss(model, batch, smoothing)
+        return found._replace(total=found.total * 1e21)
+
+    task.loss = steep
+    assert toys(task, clip=1.0)().ending.seen == "the norm of the gradient is not finite"
+
+
 def test_a_loss_that_is_lost_in_itself_is_called_so(toys: Any):
     task = toys.Task()
     loss = task.loss

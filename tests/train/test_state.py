@@ -128,6 +128,17 @@ def test_a_damaged_checkpoint_names_its_mend(tmp_path: Path, name: str, harm: Ca
     assert "\n" not in str(caught.value)
 
 
+def test_a_checkpoint_of_a_later_version_is_not_called_damaged(tmp_path: Path):
+    model, optimizer = stepped(1)
+    save_checkpoint(tmp_path, model, optimizer, STATE)
+    path = tmp_path / "step-7" / "state.pt"
+    content = torch.load(path, weights_only=True)
+    content["train"]["warmth"] = 1.0
+    torch.save(content, path)
+    with pytest.raises(AttnbenchError, match="a later attnbench wrote this, which keeps warmth as well; go on with"):
+        load_checkpoint(tmp_path, 7, model, optimizer)
+
+
 @pytest.mark.parametrize("at", ["attnbench.train.state.load_file", "torch.load"])
 def test_a_checkpoint_is_not_blamed_for_what_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str):
     """Who removes it, as the message would say, loses a training to a full memory."""
