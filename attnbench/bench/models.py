@@ -125,7 +125,8 @@ def task() -> Task:
 
 
 def training(size: str, transform: str, count: int, runtime: Runtime) -> Case:
-    """Updates as a training makes them: forward, backward, clipping, Adam. Work: target tokens, EOS counted."""
+    """Updates as a training makes them: forward, backward, clipping, Adam, at a learning rate of 0, so that all rounds
+    meet the same weights. Work: target tokens, EOS counted."""
     bound, given = task(), batches(count, torch.device("cpu"))  # as the data give them
     model = _named(size, transform, runtime.device).train()
     optimizer = AdamSpec().build(model.parameters())

@@ -14,7 +14,7 @@ from attnbench.bench import ctranslate2, nn_transformer
 from attnbench.bench.models import Load
 from attnbench.bench.ops import Method
 from attnbench.bench.processes import Recipe
-from attnbench.core.errors import MissingExtraError, SpecError
+from attnbench.core.errors import MissingExtraError, SpecError, first_line
 from attnbench.core.spec import unknown
 
 
@@ -103,6 +103,11 @@ def find(names: list[str]) -> list[Peer]:
             raise SpecError(f"--against: {unknown('package', name, sorted(_KNOWN))}")
         try:
             found.append(_KNOWN[name]())
-        except ImportError:
-            raise MissingExtraError(f"--against {name}: it is not installed; pip install {name}") from None
+        except ImportError as error:
+            if getattr(error, "name", None) == name:  # and not something that it wants
+                raise MissingExtraError(f"--against {name}: it is not installed; pip install {name}") from None
+            raise MissingExtraError(
+                f"--against {name}: it is installed, and cannot be imported ({first_line(error)}); mend "
+                "that, or install it anew"
+            ) from None
     return found

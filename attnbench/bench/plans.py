@@ -138,7 +138,7 @@ def train_sections(plan: Plan) -> Iterator[list[Section]]:
     device, threads = plan.runtime.device, torch.get_num_threads()
     beside: list[Timing] = []
     found: list[Timing] = []
-    for size in plan.those_of("mini", "iwslt"):
+    for size in plan.those_of(*USUAL_SIZES):
         peers = [recipe for peer in plan.peers if peer.training for recipe in peer.training(size, BATCHES, device)]
         names = filter(plan.wants, models.compared(device))
         recipes = [Recipe(models.training, (size, name, BATCHES, plan.runtime)) for name in names]
@@ -155,7 +155,7 @@ def decode_sections(plan: Plan) -> Iterator[list[Section]]:
     loads = [models.Load(16, 26, beam) for beam in (1, 5)] if plan.quick else _LOADS
     beside: list[Timing] = []
     found: list[Timing] = []
-    for size in plan.those_of("mini", "iwslt"):
+    for size in plan.those_of(*USUAL_SIZES):
         for load in loads:
             threads = torch.get_num_threads()
             given = [
@@ -222,3 +222,4 @@ TITLES: dict[What, tuple[str, ...]] = {
 """What the titles of their sections begin with."""
 OF_SIZES: tuple[What, ...] = ("train", "decode")
 """Those that time models, which have a size."""
+USUAL_SIZES = ("mini", "iwslt")

@@ -16,7 +16,7 @@ _WIDTH = 9.0
 _STYLES = (("-", "o"), ("--", "s"), (":", "^"))
 """Dashes and markers of ten lines each, since colours come again."""
 _COSTS = [mantissa * 10.0**power for power in range(-4, 6) for mantissa in (1, 1.2, 1.5, 2, 3, 5, 7)]
-_TICKS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+_TICKS = [mantissa * 10.0**power for power in range(-9, 9) for mantissa in (1, 2, 5)]
 
 
 def draw(sections: Sequence[Section], path: Path) -> bool:
@@ -78,9 +78,10 @@ def _bars(section: Section, axis: Any) -> None:
     axis.barh(labels, [ratio - 1 for ratio in ratios], left=1.0, height=0.7)
     axis.plot(ratios, labels, ".", color="black", markersize=3)  # a bar to 1 has no length
     axis.axvline(1.0, color="black", linewidth=0.8)
-    ticks = [tick for tick in _TICKS if 0.4 * min([*ratios, 1]) <= tick <= 2.5 * max([*ratios, 1])]
+    least, most = min([*ratios, 1]), max([*ratios, 1])
+    ticks = [tick for tick in _TICKS if 0.4 * least <= tick <= 2.5 * most]
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axis.set_xlim(ticks[0], ticks[-1])
+    axis.set_xlim(min([*ticks, 0.9 * least]), max([*ticks, 1.1 * most]))
     axis.minorticks_off()
     axis.tick_params(axis="y", labelsize="xx-small")
     base = " and ".join(section.baseline)

@@ -44,7 +44,7 @@ class Apart:
         other.close()
         try:
             group, name, work, checked, coarse, settle = self._answer()
-        except AttnbenchError:
+        except BaseException:
             self.close()
             raise
         check = (lambda: self._ask("check")) if checked else None
@@ -111,8 +111,7 @@ def _serve(pipe: Connection, recipe: Recipe, threads: int, device: torch.device)
             keep_freed_memory()
         case = recipe.make(*recipe.given)
         pipe.send((None, (case.group, case.name, case.work, case.check is not None, case.coarse, case.settle)))
-        while True:
-            what = pipe.recv()
+        while (what := _asked(pipe)) is not None:
             if what == "peak":
                 pipe.send((None, _peak()))
             elif what == "check":
@@ -123,10 +122,19 @@ def _serve(pipe: Connection, recipe: Recipe, threads: int, device: torch.device)
                 if torch.cuda.is_initialized():
                     torch.cuda.synchronize()
                 pipe.send((None, None))
-    except (EOFError, KeyboardInterrupt):
+    except KeyboardInterrupt:
         return
     except Exception as error:
-        pipe.send((f"{type(error).__name__}: {error}", None))
+        with suppress(OSError):  # nobody is left to read it
+            pipe.send((f"{type(error).__name__}: {error}", None))
+
+
+def _asked(pipe: Connection) -> str | None:
+    """What this process is to do next; None when who started it is gone, or wants no more of it."""
+    try:
+        return pipe.recv()
+    except (EOFError, OSError):
+        return None
 
 
 @contextmanager

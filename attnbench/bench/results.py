@@ -14,11 +14,15 @@ SCHEMA = 1
 
 
 class Exponent(NamedTuple):
-    """The slope of log time over log size, from `least` to `most`."""
+    """The slope of log time over log size, from `least` to `most`, of the least times. spread: half of what lies
+    between the least and the most of single rounds'; None of one round. last: between the two largest sizes, where
+    there are more."""
 
     slope: float
     least: int
     most: int
+    spread: float | None = None
+    last: float | None = None
 
 
 class Section(NamedTuple):
@@ -159,7 +163,9 @@ def _slope(exponents: dict[str, Exponent], name: str) -> str:
     if found is None:
         return ""
     whole = min(each.least for each in exponents.values()), max(each.most for each in exponents.values())
-    return f"{found.slope:.2f}" + ("" if found[1:] == whole else f" ({found.least:,} to {found.most:,})")
+    text = f"{found.slope:.2f}" + ("" if found.spread is None else f" ±{found.spread:.2f}")
+    text += "" if found.last is None else f", last {found.last:.2f}"
+    return text + ("" if (found.least, found.most) == whole else f" ({found.least:,} to {found.most:,})")
 
 
 def _note(section: Section) -> str:
@@ -175,6 +181,10 @@ def _note(section: Section) -> str:
         parts.append("; where the multiple is that of a thing to itself, of its times")
     if any(each.share is not None for each in section.timings):
         parts.append(f". %: of the rate at which the machine does {section.limit} in the same rounds")
+    if section.exponents:
+        parts.append(". Exponent: the slope of log time over log size, of least times")
+        parts.append("; ±: half of what lies between the least and the most of single rounds'")
+        parts.append("; last: between the two largest sizes")
     first = sum(each.first for each in section.timings)
     return f"{''.join(parts)}. First calls, not counted: {_duration(first)} in all."
 

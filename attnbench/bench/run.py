@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,9 @@ import torch
 from attnbench.bench.machine import Choice, Roofline, roofline, set_up, signature
 from attnbench.bench.models import SIZES
 from attnbench.bench.peers import Peer, find, serves
-from attnbench.bench.plans import ALL_KINDS, KINDS, OF_SIZES, PLANS, TITLES, Plan
+from attnbench.bench.plans import ALL_KINDS, KINDS, OF_SIZES, PLANS, TITLES, USUAL_SIZES, Plan, What
 from attnbench.bench.plot import draw
-from attnbench.bench.results import SCHEMA, Section, as_json, head_lines, markdown, ratios, tables
+from attnbench.bench.results import SCHEMA, Section, as_json, compare, head_lines, markdown, ratios, tables
 from attnbench.core import native, processor
 from attnbench.core.errors import MissingExtraError, SpecError
 from attnbench.core.files import require_writable, write_atomic
@@ -58,7 +59,11 @@ class Report:
         self._write(folder, stem)
         for path in _paths(folder, _UNFINISHED):
             path.unlink(missing_ok=True)
-        return draw(self.sections, folder / f"{stem}.svg")
+        picture = folder / f"{stem}.svg"
+        drawn = draw(self.sections, picture)
+        if not drawn:  # or one of other figures would stand beside these
+            picture.unlink(missing_ok=True)
+        return drawn
 
     def write_unfinished(self, folder: Path) -> Path:
         """The page of what is measured so far, and its JSON; an earlier measurement stays until this one is whole."""
@@ -76,11 +81,19 @@ def _paths(folder: Path, stem: str) -> tuple[Path, Path]:
     return folder / f"{stem}.json", folder / f"{stem}.md"
 
 
-def _require_comparable(earlier: dict[str, Any], signature: dict[str, Any], what: Sequence[str]) -> None:
+def _require_comparable(
+    earlier: dict[str, Any], signature: dict[str, Any], what: Sequence[What], sizes: Sequence[str]
+) -> None:
     """Raise SpecError where the earlier figures hang on other things, or none will be measured, as far as their file
-    tells."""
-    begins = tuple(title for each in what for title in TITLES[each])  # pyright: ignore[reportArgumentType]
-    if not any(title.startswith(begins) for (title, _, _), _ in ratios(earlier)):
+    tells. sizes: of the models that will be timed."""
+
+    def returns(title: str, group: str) -> bool:
+        return any(
+            title.startswith(TITLES[each]) and (each not in OF_SIZES or group.partition(",")[0] in sizes)
+            for each in what
+        )
+
+    if not any(returns(title, group) for (title, group, _), _ in ratios(earlier)):
         raise SpecError(NOTHING_IN_COMMON)
     was = earlier["signature"]
     both = [name for name in signature if name in was]
@@ -92,8 +105,20 @@ def _require_comparable(earlier: dict[str, Any], signature: dict[str, Any], what
         )
 
 
+def _require_folder(folder: Path) -> None:
+    """Raise SpecError where the files of a report cannot be written to it, which is made."""
+    require_writable(folder, "--out", folder=True)
+    for stem in ("speed", "now", _UNFINISHED):
+        for path in (*_paths(folder, stem), folder / f"{stem}.svg"):
+            require_writable(path, "--out", folder=False)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(f"--out {folder}: it cannot be made ({error.strerror}); name another place") from None
+
+
 def run(
-    what: Sequence[str], *, device: str | None, precision: str, threads: int | None,
+    what: Sequence[What], *, device: str | None, precision: str, threads: int | None,
     rounds: int, quick: bool, against: str | None, size: str | None, only: str | None = None, command: str,
     earlier: dict[str, Any] | None = None, folder: Path | None = None, keep: Callable[[Report], None] | None = None,
 ) -> Report:  # fmt: skip
@@ -104,11 +129,12 @@ def run(
     """
     peers, sizes, kinds = find(_names("--against", against)), _names("--size", size), _names("--only", only)
     place = _place(device)
-    _require_use(what, place, peers, sizes)
+    _require_use(what, place, peers, sizes, precision)
     _require_kinds(what, kinds, earlier)
     cores = processor.usable_cores()
     if threads is not None and threads > cores:
-        raise SpecError(f"--threads {threads}: {cores} cores can be used here; give that many at most")
+        limit = " as OMP_NUM_THREADS says" if processor.cores_are_limited() else ""
+        raise SpecError(f"--threads {threads}: {cores} cores can be used here{limit}; give that many at most")
     use_threads(threads or cores)
     runtime = choose_runtime(place, "bf16" if precision == "bf16" else "fp32")
     if runtime.precision != precision:
@@ -116,14 +142,14 @@ def run(
             f"--precision {precision}: this device has no instructions for it, and training takes float32 instead; "
             "measure fp32"
         )
-    if folder is not None:
-        require_writable(folder, "--out", folder=True)
     choices: list[Choice] = set_up(runtime)
     made = signature(runtime)
-    if earlier is not None:
-        _require_comparable(earlier, made, what)
-    machine: Roofline = roofline(place)
     plan = Plan(runtime, rounds, quick, peers, sizes or None, kinds)
+    if earlier is not None:
+        _require_comparable(earlier, made, what, plan.those_of(*USUAL_SIZES))
+    if folder is not None:
+        _require_folder(folder)
+    machine: Roofline = roofline(place)
     own = version()
     versions = {peer.package: peer.version for peer in peers}
 
@@ -138,7 +164,7 @@ def run(
     done: list[Section] = []
     for each in what:
         sections: list[Section] = []
-        for sections in PLANS[each](plan):  # pyright: ignore[reportArgumentType]
+        for sections in PLANS[each](plan):
             if keep is not None:
                 keep(report([*done, *sections], machine, finished=False))
         done += sections
@@ -160,8 +186,12 @@ def _place(device: str | None) -> torch.device:
     return use_device(place)
 
 
-def _require_use(what: Sequence[str], place: torch.device, peers: Sequence[Peer], sizes: Sequence[str]) -> None:
-    """Raise SpecError for a name that there is not, or that changes nothing."""
+def _require_use(
+    what: Sequence[What], place: torch.device, peers: Sequence[Peer], sizes: Sequence[str], precision: str
+) -> None:
+    """Raise SpecError for a name that there is not, or for what changes nothing."""
+    if precision != "fp32" and set(what) == {"transforms"}:
+        raise SpecError(f"--precision {precision}: transforms are timed in float32; leave it out, or time attention")
     for name in sizes:
         if name not in SIZES:
             raise SpecError(f"--size: {unknown('size', name, list(SIZES))}")
@@ -175,9 +205,9 @@ def _require_use(what: Sequence[str], place: torch.device, peers: Sequence[Peer]
             )
 
 
-def _require_kinds(what: Sequence[str], kinds: Sequence[str], earlier: dict[str, Any] | None) -> None:
+def _require_kinds(what: Sequence[What], kinds: Sequence[str], earlier: dict[str, Any] | None) -> None:
     """Raise SpecError for a kind of mechanism that is not timed, and where a selection makes no sense."""
-    timed = set[str]().union(*(KINDS[each] for each in what))  # pyright: ignore[reportArgumentType]
+    timed = set[str]().union(*(KINDS[each] for each in what))
     if kinds and not timed:
         raise SpecError(f"--only: {', '.join(what)} times all its cases; leave it out")
     for kind in kinds:
@@ -198,7 +228,7 @@ def read_earlier(path: Path) -> dict[str, Any]:
     """What --out wrote. Raises SpecError for another file."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise SpecError(f"--compare {path}: it cannot be read ({error}); name a speed.json of --out") from None
     known = isinstance(document, dict) and document.get("schema_version") == SCHEMA
     if not known or not _is_measurement(document):
@@ -209,8 +239,11 @@ def read_earlier(path: Path) -> dict[str, Any]:
 
 
 def _is_measurement(document: dict[str, Any]) -> bool:
-    try:
-        sound = all(isinstance(ratio, float | int) for _, ratio in ratios(document))
-    except (KeyError, TypeError, AttributeError):
+    """Whether it can be compared with, which nobody wants to learn when all is timed."""
+    if not all(isinstance(document.get(name), dict) for name in ("signature", "peers")):
         return False
-    return sound and all(isinstance(document.get(name), dict) for name in ("signature", "peers"))
+    try:
+        compare(document, document, 0.1)
+        return all(math.isfinite(ratio) for _, ratio in ratios(document))
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError):
+        return False

@@ -140,14 +140,21 @@ def _taken(parameter: Tensor) -> Tensor:
 
 def exponents(measured: Sequence[tuple[int, Timing]]) -> dict[str, Exponent]:
     """Of each name, from (size, timing)."""
-    series: dict[str, list[tuple[int, float]]] = {}
+    series: dict[str, list[tuple[int, Timing]]] = {}
     for size, timing in measured:
-        series.setdefault(timing.name, []).append((size, timing.median))
-    return {
-        name: Exponent(slope(points), min(points)[0], max(points)[0])
-        for name, points in series.items()
-        if len(points) > 1
-    }
+        series.setdefault(timing.name, []).append((size, timing))
+    return {name: _exponent(sorted(points)) for name, points in series.items() if len(points) > 1}
+
+
+def _exponent(points: Sequence[tuple[int, Timing]]) -> Exponent:
+    """Of least times, which other work on the machine moves least."""
+    least = [(size, timing.low) for size, timing in points]
+    sizes, turns = [size for size, _ in points], zip(*(timing.rounds for _, timing in points), strict=True)
+    slopes = [slope(list(zip(sizes, turn, strict=True))) for turn in turns]
+    return Exponent(
+        slope(least), sizes[0], sizes[-1],
+        (max(slopes) - min(slopes)) / 2 if len(slopes) > 1 else None, slope(least[-2:]) if len(least) > 2 else None,
+    )  # fmt: skip
 
 
 def slope(points: Sequence[tuple[int, float]]) -> float:

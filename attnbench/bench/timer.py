@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -97,7 +98,8 @@ def measure(
         if error is not None and not error <= limit:
             raise AttnbenchError(
                 f"{case.name} ({case.group}) lies {error:.1e} from its definition, and {limit:.0e} is allowed, so that "
-                "nothing was timed; please report it; --only or --against may leave it out meanwhile"
+                "none that stands beside it was timed; please report it; where --only or --against can leave it out, "
+                "the others are timed meanwhile"
             )
     costs = [None if case.cost is None or yardstick is None else case.cost() for case in cases]
     if yardstick is not None:
@@ -110,8 +112,7 @@ def measure(
     calls = [max(1, min(5000, int(chunk / max(seconds(case.run, 1, device), 1e-7)))) for case in cases]
     taken: list[list[float]] = [[] for _ in cases]
     for turn in range(rounds):
-        for place in range(len(cases)):
-            at = (place + turn) % len(cases)  # no case always follows the same one
+        for at in _order(len(cases), turn):
             time.sleep(rest)
             taken[at].append(seconds(cases[at].run, calls[at], device))
     best = None if yardstick is None else [each / yardstick.cost for each in taken.pop()]
@@ -124,6 +125,13 @@ def measure(
         )
         for case, each, first, error, cost in zip(cases[: len(taken)], taken, firsts, errors, costs, strict=True)
     ]  # fmt: skip
+
+
+def _order(count: int, turn: int) -> list[int]:
+    """Each of so many once, in steps that are others from turn to turn: what one leaves behind meets many others."""
+    steps = [step for step in range(1, count + 1) if math.gcd(step, count) == 1]
+    step = steps[turn % len(steps)]
+    return [(turn + place * step) % count for place in range(count)]
 
 
 def _share(cost: float, taken: Sequence[float], best: Sequence[float]) -> float:

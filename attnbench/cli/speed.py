@@ -93,11 +93,11 @@ def speed(
         if isinstance(error, KeyboardInterrupt):  # nothing that goes on
             raise typer.Exit(130) from None
         raise
-    found = None if earlier is None else compared(earlier, report.document, allowed)
     # what was compared with stays, or many runs, each a little slower than the last, would never be told
     own = compare is not None and out is not None and compare.resolve() == (out / "speed.json").resolve()
-    stem = "now" if own else "speed"
+    stem, worse = "now" if own else "speed", False
     left: BrokenPipeError | None = None
+    unwritten: OSError | None = None
     try:  # what is measured is shown though a file may fail
         if as_json:
             common.emit_json(report.document)
@@ -108,14 +108,21 @@ def speed(
     except SystemExit:  # so rich says the same
         left = BrokenPipeError()
     finally:
-        if out is not None and not report.write(out, stem):
-            typer.echo(f"no {stem}.svg: matplotlib is not installed (pip install 'attnbench[plot]')", err=True)
-    if own:
+        try:
+            if out is not None and not report.write(out, stem):
+                typer.echo(f"no {stem}.svg: matplotlib is not installed (pip install 'attnbench[plot]')", err=True)
+        except OSError as error:  # as where a disk is full: what fell is told all the same
+            unwritten = error
+    if own and unwritten is None:
         typer.echo(f"{compare} stays what later runs are compared with; this run is in {out}/{stem}.json", err=True)
-    if found is not None:
+    if earlier is not None:
+        found = compared(earlier, report.document, allowed)
         _tell(found, allowed)
-        if found.worse:
-            raise typer.Exit(1)
+        worse = found.worse
+    if unwritten is not None:
+        raise unwritten
+    if worse:
+        raise typer.Exit(1)
     if left is not None:
         raise left
 

@@ -34,9 +34,21 @@ def usable_cores() -> int:
     """The cores this process is bound to, no more than its container may use of them (a quota, rounded up), and no more
     than OMP_NUM_THREADS where that is set."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # OpenMP takes one for each level, too
-    limits = [*map(math.ceil, _quotas()), *([int(asked)] if asked.isdecimal() else [])]
+    asked = _asked()
+    limits = [*map(math.ceil, _quotas()), *([] if asked is None else [asked])]
     return min([cores, *(limit for limit in limits if limit > 0)])
+
+
+def cores_are_limited() -> bool:
+    """Whether OMP_NUM_THREADS lets this process use fewer of them than it might."""
+    asked = _asked()
+    return asked is not None and usable_cores() == asked
+
+
+def _asked() -> int | None:
+    """Threads that OMP_NUM_THREADS names; None for no number from 1 on. OpenMP takes one for each level, too."""
+    word = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(word) if word.isdecimal() and int(word) else None
 
 
 def _quotas(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> Iterator[float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -45,6 +47,16 @@ def test_what_multiplies_in_searches_is_told_with_what_it_gives(
     assert asked == [getattr(torch, name), torch.int8]
     assert told[f"{name} products of searches"][1:] == (chosen, gain, than)
     assert told["int8 products of searches"].chosen == f"by {found[0]}"
+
+
+def test_the_roofline_is_what_was_done_in_the_least_time(monkeypatch):
+    monkeypatch.setattr(machine, "_SIDE", {"cpu": 10})
+    monkeypatch.setattr(machine, "_BYTES", {"cpu": 1000})
+    times = itertools.cycle([0.5, 0.25, 1.0])
+    monkeypatch.setattr(machine, "seconds", lambda run, calls, device: next(times))
+    found = machine.roofline(torch.device("cpu"))
+    assert found.flops["fp32"] == 2 * 10**3 / 0.25
+    assert found.bandwidth == 2 * 1000 / 0.25  # read and written
 
 
 def test_yardsticks_count_what_they_do():

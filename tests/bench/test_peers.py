@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from attnbench.bench import models, nn_transformer, peers
+from attnbench.bench import ctranslate2, models, nn_transformer, peers
 from attnbench.data.base import PAD
 from attnbench.train.runtime import Runtime
 
@@ -25,6 +28,26 @@ def test_torch_trains_as_many_tokens():
     assert ours.work == theirs.work > 0
     assert theirs.name.endswith("as shipped")
     theirs.run()
+
+
+@pytest.mark.parametrize("peer", [False, True])
+def test_an_update_is_a_whole_one(peer, monkeypatch):
+    """Adam has taken a step of every parameter for each batch, and ours were clipped."""
+    made, clipped = [], []
+    adam, clip = torch.optim.Adam.__init__, models.clip
+    monkeypatch.setattr(torch.optim.Adam, "__init__", lambda self, *a, **k: made.append(self) or adam(self, *a, **k))
+    monkeypatch.setattr(models, "clip", lambda model, most: clipped.append(most) or clip(model, most))
+    if peer:
+        nn_transformer.training("tiny", 2, CPU, nn_transformer.SHIPPED).run()
+    else:
+        models.training("tiny", "softmax", 2, Runtime(CPU)).run()
+    (optimizer,) = made
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            assert int(state["step"]) == 2
+            assert float(state["exp_avg_sq"].sum()) > 0
+    assert clipped == ([] if peer else [1.0, 1.0])
 
 
 def test_on_a_gpu_torch_is_timed_as_shipped_alone():
@@ -98,6 +121,38 @@ def test_ctranslate2_decodes_as_many_tokens():
     for case in found:
         assert (case.group, case.work) == ("tiny, beam 2, 3 x 5", 12)
         case.run()  # which counts the words of each output
+
+
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+def test_ctranslate2_gets_what_it_is_timed_with(kind, monkeypatch, tmp_path):
+    package = pytest.importorskip("ctranslate2", reason="the package that is timed is not installed")
+    seen = []
+
+    class Translator:
+        def __init__(self, folder, **given):
+            seen.append(given)
+
+        def translate_batch(self, sources, **given):
+            seen.append({"rows": len(sources), "lengths": {len(row) for row in sources}, **given})
+            return [SimpleNamespace(hypotheses=[["w"] * models.STEPS]) for _ in sources]
+
+    monkeypatch.setattr(package, "Translator", Translator)
+    ctranslate2.decoding("tiny", models.Load(3, 5, 2), kind, 7).run()
+    assert seen == [
+        {"device": "cpu", "compute_type": kind, "inter_threads": 1, "intra_threads": 7},
+        {"rows": 3, "lengths": {5}, "beam_size": 2, "max_batch_size": 3, "batch_type": "examples",
+         "min_decoding_length": models.STEPS, "max_decoding_length": models.STEPS},
+    ]  # fmt: skip
+
+
+def test_ctranslate2_has_the_products_of_the_model_here():
+    pytest.importorskip("ctranslate2", reason="the package that is timed is not installed")
+    made = ctranslate2._model("tiny", [*ctranslate2.SPECIALS, *(f"w{place}" for place in range(4, models.WORDS))])
+    variables = made.variables(ordered=False).items()
+    theirs = sorted(tuple(each.shape) for name, each in variables if name.endswith("weight") and "/layer_" in name)
+    ours = models.build("tiny", {"transform": "softmax"}, CPU)
+    own = [tuple(each.weight.shape) for each in ours.modules() if isinstance(each, torch.nn.Linear)]
+    assert sum(map(math.prod, theirs)) == sum(map(math.prod, own)) - models.WORDS * models.fields_of("tiny").width
 
 
 def _count(model: torch.nn.Module) -> int:

@@ -32,3 +32,14 @@ def test_bars_and_lines(tmp_path):
     first = (tmp_path / "speed.svg").read_bytes()
     draw([bars, lines], tmp_path / "speed.svg")
     assert (tmp_path / "speed.svg").read_bytes() == first
+
+
+@pytest.mark.parametrize("times", [2300.0, 1e-4, 3.0])
+def test_a_bar_lies_within_its_picture(times, tmp_path, monkeypatch):
+    limits = []
+    plt = pytest.importorskip("matplotlib.pyplot")
+    monkeypatch.setattr(plt, "close", lambda figure: limits.extend(axis.get_xlim() for axis in figure.axes))
+    draw([Section("speeds", ("base",), [timing("base", "g", 1.0), timing("other", "g", times)])], tmp_path / "a.svg")
+    ((left, right),) = limits
+    assert left < 1 / times < right
+    assert left < 1 < right

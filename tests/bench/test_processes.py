@@ -121,3 +121,26 @@ def test_what_is_timed_as_shipped_has_nothing_set_for_it(shipped, monkeypatch):
         monkeypatch.setattr(processes, name, lambda name=name: found.append(name))
     processes._serve(Ended(), Recipe(living, (), shipped), torch.get_num_threads(), CPU)
     assert found == ([] if shipped else ["use_onednn_float32", "keep_freed_memory"])
+
+
+class Left:
+    """The pipe of a process whose starter was ended by Ctrl-C while an answer lay unread."""
+
+    def send(self, what):
+        if what[0] is not None:
+            raise BrokenPipeError
+
+    def recv(self):
+        raise ConnectionResetError
+
+
+def test_a_process_that_nobody_asks_any_more_ends_in_silence():
+    processes._serve(Left(), Recipe(living, (), True), torch.get_num_threads(), CPU)
+    processes._serve(Left(), Recipe(failing, (), True), torch.get_num_threads(), CPU)
+
+
+def test_an_interrupt_while_a_process_starts_leaves_none_behind(monkeypatch):
+    monkeypatch.setattr(processes.Apart, "_answer", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        processes.Apart(Recipe(living, ()), 1, CPU)
+    assert not multiprocessing.active_children()

@@ -13,12 +13,18 @@ from attnbench.core.errors import AttnbenchError
 CPU = torch.device("cpu")
 
 
-def test_every_case_has_its_turn_in_every_round_and_none_always_the_same_one_before_it():
+@pytest.mark.parametrize(("names", "rounds"), [("abc", 3), ("abcdefghijklmnopqrst", 5)])
+def test_every_case_has_its_turn_in_every_round_and_none_always_the_same_one_before_it(names, rounds):
     seen = []
-    cases = [Case("g", name, lambda name=name: seen.append(name) or time.sleep(0.002)) for name in "abc"]
-    timings = measure(cases, rounds=3, chunk=0.001, device=CPU)
-    assert [each.name for each in timings] == ["a", "b", "c"]
-    assert seen == [*"abc", *"abc", *"abc", *"bca", *"cab"]  # the first call, the one that is gauged, the rounds
+    cases = [Case("g", name, lambda name=name: seen.append(name) or time.sleep(0.002)) for name in names]
+    timings = measure(cases, rounds=rounds, chunk=0.001, device=CPU)
+    assert [each.name for each in timings] == [*names]
+    first, gauged, *turns = (seen[at : at + len(names)] for at in range(0, len(seen), len(names)))
+    assert first == gauged == [*names]
+    assert [sorted(turn) for turn in turns] == [sorted(names)] * rounds
+    follows = list(zip(seen[2 * len(names) - 1 :], seen[2 * len(names) :], strict=False))
+    for name in names:
+        assert len({before for before, each in follows if each == name}) > 1
 
 
 def test_medians_and_spread(monkeypatch):

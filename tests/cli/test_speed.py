@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -236,6 +237,19 @@ def test_bad_options_before_anything_is_timed(invoke, monkeypatch, options, said
     assert said in invoke(*RUN, *options, code=2).stderr
 
 
+def test_what_limits_the_threads_is_named(invoke, monkeypatch):
+    for asked, limit in (("1", " as OMP_NUM_THREADS says"), ("4096", ""), ("", "")):
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+        said = invoke("speed", "ops", "--threads", "4095", code=2).stderr
+        assert f"cores can be used here{limit}; give that many at most" in said
+
+
+def test_transforms_have_no_other_precision(invoke, monkeypatch):
+    monkeypatch.setattr(plans, "measure", lambda *given, **more: pytest.fail("timed"))
+    said = invoke("speed", "transforms", "--precision", "bf16", code=2).stderr
+    assert "--precision bf16: transforms are timed in float32; leave it out, or time attention" in said
+
+
 def test_names_with_commas_and_spaces_are_named_once(invoke):
     result = invoke(*RUN, "--against", "entmax, entmax,", "--json")
     assert list(json.loads(result.stdout)["peers"]) == ["entmax"]
@@ -259,9 +273,98 @@ def test_what_was_measured_is_shown_though_it_cannot_be_written(invoke, monkeypa
     assert "error: found: no space left" in result.stderr
 
 
-def test_a_package_that_is_not_installed(invoke, monkeypatch):
-    import builtins
+def test_what_fell_is_told_though_nothing_can_be_written(invoke, monkeypatch):
+    invoke(*RUN, "--out", "found")
+    path = Path("found/speed.json")
+    document = json.loads(path.read_text())
+    scale(document, 1e9)
+    path.write_text(json.dumps(document))
+    monkeypatch.setattr(Report, "write", lambda *given: (_ for _ in ()).throw(OSError(28, "no space left", "other")))
+    said = invoke(*RUN, "--compare", str(path), "--out", "other", code=1).stderr
+    assert "fell: transforms of scores: sparsemax" in said
+    assert "error: other: no space left" in said
 
-    real = builtins.__import__
-    monkeypatch.setattr("importlib.import_module", lambda name: real("no_such_package_here"))
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("speed.json", "this is a folder; name a file"), ("unfinished.md", "this is a folder; name a file"),
+])  # fmt: skip
+def test_a_place_that_cannot_be_written_to_is_told_before_anything_is_timed(name, said, invoke, monkeypatch):
+    monkeypatch.setattr(plans, "measure", lambda *given, **more: pytest.fail("timed"))
+    (Path("found") / name).mkdir(parents=True)
+    assert f"--out found/{name}: {said}" in invoke(*RUN, "--out", "found", code=2).stderr
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_anything_is_timed(invoke, monkeypatch):
+    """As below /proc, for a user who may do everything."""
+    monkeypatch.setattr(plans, "measure", lambda *given, **more: pytest.fail("timed"))
+    monkeypatch.setattr(Path, "mkdir", lambda *given, **more: (_ for _ in ()).throw(OSError(2, "No such file")))
+    said = invoke(*RUN, "--out", "found", code=2).stderr
+    assert "--out found: it cannot be made (No such file); name another place" in said
+
+
+def test_a_picture_of_earlier_figures_does_not_stay_beside_others(invoke, monkeypatch):
+    from attnbench.bench import plot
+
+    monkeypatch.setattr(plot.importlib, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
+    Path("found").mkdir()
+    Path("found/speed.svg").write_text("of last year")
+    invoke(*RUN, "--out", "found")
+    assert sorted(path.name for path in Path("found").iterdir()) == ["speed.json", "speed.md"]
+
+
+@pytest.mark.parametrize(("place", "value"), [
+    ("low", "x"), ("group", ["a"]), ("best", float("nan")), ("best", "fast"), ("name", 3), ("pace", None),
+    ("low", None),
+])  # fmt: skip
+def test_an_earlier_measurement_that_was_spoilt_is_told_before_anything_is_timed(place, value, invoke, monkeypatch):
+    invoke(*RUN, "--out", "found")
+    path = Path("found/speed.json")
+    document = json.loads(path.read_text())
+    for section in document["sections"]:
+        for each in section["timings"]:
+            each[place] = value
+    path.write_text(json.dumps(document))
+    if value is None:  # as where the machine's own rate was not measured
+        invoke(*RUN, "--compare", str(path), "--tolerance", "1")
+        return
+    monkeypatch.setattr(plans, "measure", lambda *given, **more: pytest.fail("timed"))
+    assert "it holds no measurement of `attnbench speed`" in invoke(*RUN, "--compare", str(path), code=2).stderr
+
+
+def test_an_earlier_measurement_of_other_sizes_is_told_before_anything_is_timed(invoke, monkeypatch):
+    invoke(*RUN, "--out", "found")
+    path = Path("found/speed.json")
+    document = json.loads(path.read_text())
+    section = document["sections"][0]
+    section["title"] = "training, target tokens"
+    for each in section["timings"]:
+        each["group"] = "base"
+    path.write_text(json.dumps({**document, "sections": [section]}))
+    monkeypatch.setattr(plans, "measure", lambda *given, **more: pytest.fail("timed"))
+    for options in ((), ("--quick",), ("--size", "mini,iwslt")):
+        said = invoke("speed", "train", *options, "--threads", "1", "--compare", str(path), code=2).stderr
+        assert "the two measurements have no figure in common" in said
+
+
+def test_a_nested_file_is_no_measurement(invoke):
+    Path("deep.json").write_text("[" * 200_000)
+    assert "--compare deep.json: it cannot be read" in invoke(*RUN, "--compare", "deep.json", code=2).stderr
+
+
+def test_a_package_that_is_not_installed(invoke, monkeypatch):
+    real = importlib.import_module
+
+    def absent(missing):
+        def imported(name):
+            if name == "entmax":
+                raise missing
+            return real(name)
+
+        return imported
+
+    monkeypatch.setattr(importlib, "import_module", absent(ModuleNotFoundError("No module", name="entmax")))
     assert "pip install entmax" in invoke(*RUN, "--against", "entmax", code=3).stderr
+    for broken in (ImportError("libx.so: cannot open"), ModuleNotFoundError("libx.so: cannot open", name="other")):
+        monkeypatch.setattr(importlib, "import_module", absent(broken))
+        said = invoke(*RUN, "--against", "entmax", code=3).stderr
+        assert "--against entmax: it is installed, and cannot be imported (libx.so: cannot open); mend that" in said
