@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 
@@ -81,6 +82,19 @@ def test_another_machine_measures_for_itself(cache, monkeypatch, fact):
     if fact == "torch":
         monkeypatch.setattr(measured.torch, "__version__", "another")
     assert measured.once("file", "speed", lambda: 2) == (1 if fact == "nothing" else 2)
+
+
+def test_what_another_measured_while_one_waited_is_taken(cache, monkeypatch):
+    real = measured.making
+
+    @contextlib.contextmanager
+    def waited(path):
+        with real(path):
+            path.write_text(json.dumps({"speed": 3}))
+            yield
+
+    monkeypatch.setattr(measured, "making", waited)
+    assert measured.once("file", "speed", lambda: pytest.fail("measured twice")) == 3
 
 
 def test_a_home_that_nobody_knows_measures_nothing(monkeypatch):

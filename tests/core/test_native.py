@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import logging
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -333,6 +335,24 @@ def test_a_file_that_was_cut_off_is_made_anew(source, monkeypatch, length):
     library.with_suffix(".size").write_text(made.with_suffix(".size").read_text())
     assert native.load(source).answer() == 42
     assert library.stat().st_size == made.stat().st_size > length
+
+
+@compiled
+def test_what_another_made_while_one_waited_is_taken(source, monkeypatch):
+    native.load(source)
+    folder = source.parent / "cache" / "native"
+    shutil.copytree(folder, source.parent / "made")
+    shutil.rmtree(folder)
+
+    @contextlib.contextmanager
+    def waited(target):
+        shutil.copytree(source.parent / "made", folder)
+        yield
+
+    native._load.cache_clear()
+    monkeypatch.setattr(native, "making", waited)
+    monkeypatch.setattr(native, "_compile", lambda *given: pytest.fail("made twice"))
+    assert native.load(source).answer() == 42
 
 
 @compiled
