@@ -187,6 +187,7 @@ def show_dry_run(plan: dict[str, Any], *, as_json: bool) -> None:
         emit_json(plan)
         return
     from rich.table import Table
+    from rich.text import Text
 
     from attnbench.core.files import dump_yaml
 
@@ -196,7 +197,7 @@ def show_dry_run(plan: dict[str, Any], *, as_json: bool) -> None:
     table = Table("cell", "seed", "digest", "parameters", "done", "data ready")
     for cell in plan["cells"]:
         table.add_row(
-            cell["label"], str(cell["seed"]), cell["digest"][:8], f"{cell['parameters']:,}",
+            Text(cell["label"]), str(cell["seed"]), cell["digest"][:8], f"{cell['parameters']:,}",
             "damaged" if cell["damaged"] else "elsewhere" if cell["taken_from"] else "yes" if cell["done"] else "no",
             "yes" if cell["data_ready"] else "no",
         )  # fmt: skip

@@ -188,14 +188,22 @@ def with_axis(document: Document, option: str) -> Document:
     origin = f"--axis {option}"
     if name == "site":
         roles = _attention(document.raw).roles
+        _require_once(document, _SITES, origin)
         return document.with_axis(_SITES, [_at_site(str(value), option, roles) for value in values], origin)
     whole = [WHOLE_CELL, *(key for key in CellSpec.model_fields if key != "seed")]
     if name not in (*_ALIASES, *whole) and "." not in name:
         raise SpecError(f"{origin}: {unknown('axis', name, [*_ALIASES, 'site', *whole, 'or a dotted path'])}")
     path = _ALIASES.get(name, name)
+    _require_once(document, path, origin)
     own = {str(label_of(entry)): entry for entry in written.get(path, [])}
     chosen = [own.get(value, value) if isinstance(value, str) else value for value in values]
     return document.with_axis(path, chosen, origin)
+
+
+def _require_once(document: Document, path: str, origin: str) -> None:
+    before = str(document.lines.get(("grid", "axes", path)))
+    if before.startswith("--axis "):
+        raise SpecError(f"{origin}: {before} names the values of this axis already; give all of them in one")
 
 
 _ALIASES = {

@@ -125,7 +125,8 @@ def override_document(document: Document, override: str) -> Document:
 
 
 def set_at(raw: Raw, dotted: str, value: Any, *, merge: bool) -> None:
-    """Set the node that `dotted` names; a mapping is merged into a mapping when `merge` is set."""
+    """Set the node that `dotted` names; a mapping is merged into a mapping when `merge` is set, a bare name like one
+    with that kind."""
     *parents, last = dotted.split(".")
     node: Any = raw
     for name in parents:
@@ -137,26 +138,22 @@ def set_at(raw: Raw, dotted: str, value: Any, *, merge: bool) -> None:
         if not isinstance(child, dict):
             raise ValueError(f"'{name}' in '{dotted}' is {child!r}, not a mapping")
         node = child
-    present = node.get(last)
-    if merge and isinstance(value, Mapping):
-        if isinstance(present, str):
-            present = {"kind": present}
-        if isinstance(present, Mapping) and value.get("kind", present.get("kind")) == present.get("kind"):
-            node[last] = _merged(present, value)
-            return
-    node[last] = copy.deepcopy(value)
+    node[last] = _laid(node.get(last), value) if merge else copy.deepcopy(value)
 
 
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Raw:
+def _laid(below: Any, above: Any) -> Any:
+    """What lies above, merged into what lies below where both are mappings of one kind."""
+    if isinstance(below, Mapping) and isinstance(above, str) and above == below.get("kind"):
+        return below
+    if isinstance(below, str) and isinstance(above, Mapping):
+        below = {"kind": below}  # a bare name is a mapping with that kind
+    if not isinstance(below, Mapping) or not isinstance(above, Mapping) or above.get("kind") not in (
+        None, below.get("kind"),
+    ):  # fmt: skip
+        return copy.deepcopy(above)
     result = copy.deepcopy(dict(below))
     for key, value in above.items():
-        here = result.get(key)
-        if isinstance(here, str) and isinstance(value, Mapping):
-            here = {"kind": here}  # a bare name is a mapping with that kind
-        if isinstance(here, Mapping) and isinstance(value, Mapping) and value.get("kind") in (None, here.get("kind")):
-            result[key] = _merged(here, value)
-        else:
-            result[key] = copy.deepcopy(value)
+        result[key] = _laid(result.get(key), value)
     return result
 
 

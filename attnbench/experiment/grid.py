@@ -172,10 +172,13 @@ def _cell(
     lines = dict(document.lines)
     axes: dict[str, str | int | float | bool | None] = {}
     labels, origins = [], set[Given]()
-    for path, index, value in picks:
+    for path, _, value in picks:
+        axes[path] = own = label_of(value)
+        labels.append(str(own) if speaks_for_itself(value) else f"{path.rsplit('.', 1)[-1]}-{own}")
+    label = " ".join(labels) or "run"
+    for path, index, value in sorted(picks, key=lambda pick: _depth(pick[0])):  # what is within lies over the whole
         if isinstance(document.lines.get(("grid", "axes", path)), str):
             origins |= set(lines.items())  # who names an axis on the command line knows what it lays over
-        label = label_of(value)
         content = {key: item for key, item in value.items() if key != "label"} if isinstance(value, Mapping) else value
         entry, target = ("grid", "axes", path, index), () if path == WHOLE_CELL else tuple(path.split("."))
         before = copy.deepcopy(raw)
@@ -185,17 +188,17 @@ def _cell(
             raise SpecError(f"{document.at(*entry)}: grid.axes.{path}.{index}: {error}") from None
         _forget(lines, target, _node(before, target), _node(raw, target))
         _move_lines(lines, entry, target, document.at(*entry))
-        axes[path] = label
-        labels.append(str(label) if speaks_for_itself(value) else f"{path.rsplit('.', 1)[-1]}-{label}")
     if seed is not None:
         raw["seed"] = seed
         lines.pop(("seed",), None)
     try:
         spec = CellSpec.model_validate(raw)
     except ValidationError as error:
-        fault = spec_error(error, document.source, lines)
-        raise SpecError(f"{fault}{_mend(base, picks, seed, document)}") from None
-    return Cell(" ".join(labels) or "run", spec.seed, axes, spec, spec.digest(), lines), origins | set(lines.items())
+        entries = tuple(f"{document.at('grid', 'axes', path, index)}:" for path, index, _ in picks)
+        rows = str(spec_error(error, document.source, lines)).splitlines()
+        told = [row if not picks or row.startswith(entries) else f"{row} (in the cell '{label}')" for row in rows]
+        raise SpecError("\n".join(told) + _mend(base, picks, seed, document)) from None
+    return Cell(label, spec.seed, axes, spec, spec.digest(), lines), origins | set(lines.items())
 
 
 def _mend(base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None, document: Document) -> str:
@@ -209,6 +212,11 @@ def _mend(base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None, do
     except SpecError:
         return ""
     return f"\nThis is a cell of the spec's own axes too ({', '.join(own)}); to leave those out: --set 'grid.axes={{}}'"
+
+
+def _depth(axis: str) -> float:
+    """How far within a cell an axis lies; pieces of cells lie over whole sections, and under what a path names."""
+    return 0.5 if axis == WHOLE_CELL else axis.count(".")
 
 
 def _lay(raw: Raw, path: str, content: Any) -> None:

@@ -56,8 +56,8 @@ class Bars:
 
     def __init__(self, console: Console) -> None:
         self._columns = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-            TextColumn("{task.fields[state]}"), console=console, transient=True,
+            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+            TextColumn("{task.fields[state]}", markup=False), console=console, transient=True,
         )  # fmt: skip
 
     def __enter__(self) -> Self:

@@ -77,7 +77,9 @@ class GridSpec(Spec):
     """Label of an axis entry -> the seeds of its cells, where they differ: `{8: [1, 2, 3], inf: [1, 2, 3]}`."""
     axes: dict[str, list[Any]] = Field(default_factory=dict)
     """Dotted path -> the values it takes in turn. A mapping is merged into the node it names, `label` aside; one of
-    another `kind` takes its place. The entries of the axis `cell` are pieces of a whole cell: {label, model, train}."""
+    another `kind` takes its place, and a bare name is a mapping with that kind. What a longer path names lies over what
+    holds it, in whatever order they stand. The entries of the axis `cell` are pieces of a whole cell: {label, model,
+    train}."""
 
     @field_validator("more_seeds", mode="before")
     @classmethod

@@ -99,3 +99,10 @@ def test_a_dry_run_says_how_many_runs_the_cells_are(invoke, tiny):
     options = ("--axis", "site=cross,all", "--axis", "budget=2,inf", "--dry-run")
     assert "4 cells, 3 runs: cells of one digest are one, would go to" in invoke("ablate", *tiny, *options).stdout
     assert "runs:" not in invoke("ablate", *tiny, "--dry-run").stdout.splitlines()[-1]
+
+
+def test_a_label_in_brackets_is_shown_as_it_is(invoke, tiny):
+    axis = "transform=[{label: 'entmax [/fixed]', kind: entmax, alpha: 1.7}, {label: '[bold]', kind: softmax}]"
+    shown = invoke("ablate", *tiny, "--axis", axis, "--dry-run").stdout
+    assert "entmax [/fixed]" in shown
+    assert "[bold]" in shown

@@ -265,6 +265,18 @@ def test_an_axis_that_is_none_is_told(bench: Any, option: str, words: str):
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize("options", [
+    ("budget=1,2", "budget=4"), ("site=cross", "site=all"),
+    ("transform=topk", "model.attention.default.transform=softmax"),
+])  # fmt: skip
+def test_an_axis_that_is_named_twice_is_told(bench: Any, options: tuple[str, str]):
+    with pytest.raises(SpecError) as caught:
+        ablated(bench, HEAD, *options)
+    first, second = options
+    said = f"--axis {second}: --axis {first} names the values of this axis already; give all of them in one"
+    assert str(caught.value) == said
+
+
 def recurrent(more: str = "") -> str:
     return f"name: g\ntask: {{kind: translation, dataset: demo}}\nmodel: {{kind: gru, layers: 1, width: 8{more}}}\n"
 

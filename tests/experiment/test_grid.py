@@ -146,6 +146,50 @@ grid:
     assert first.folder.startswith("small-window-of-keys-s1-")
 
 
+WITHIN = "model.attention.cross.transform: [softmax, {kind: topk, k: 2}]"
+WHOLE = "model: [{label: GRU, kind: gru, layers: 1, width: 32}, {label: T, dropout: 0.3}]"
+PIECES = "cell: [{label: a, model: {shared_norm: true}}, {label: b, train: {clip: 1.0}}]"
+
+
+@pytest.mark.parametrize(("whole", "count"), [(WHOLE, 4), (PIECES, 4)])
+def test_what_is_within_lies_over_the_whole_in_whatever_order(bench: Any, whole: str, count: int):
+    """Or rows would be called by a mechanism that they do not run."""
+    one, other = (
+        cells(bench, f"grid:\n  axes:\n    {first}\n    {second}\n")
+        for first, second in ((whole, WITHIN), (WITHIN, whole))
+    )
+    assert {cell.digest for cell in one} == {cell.digest for cell in other}
+    assert len({cell.digest for cell in one}) == count
+    for cell in (*one, *other):
+        found = cell.spec.model.attention.cross.transform.kind
+        assert found == ("topk" if cell.axes["model.attention.cross.transform"] == "topk-k-2" else "softmax")
+    assert [*other[0].axes] == ["model.attention.cross.transform", whole.partition(":")[0]]  # as they are written
+    assert other[-1].label.startswith("topk-k-2 ")
+
+
+def test_a_fault_where_entries_meet_names_the_cell(bench: Any):
+    """The line is the model's, where nothing is wrong."""
+    (said,) = fault(bench, "grid: {axes: {model.heads: [2, 4], model.width: [32, 42]}}\n")
+    assert "width 42 cannot be split over 4 heads" in said
+    assert said.endswith(" (in the cell 'heads-4 width-42')")
+    (said,) = fault(bench, "train: {select: bleu}\n")  # the base is at fault
+    assert "in the cell" not in said
+
+
+def test_a_bare_name_is_a_mapping_with_that_kind(bench: Any):
+    """The one of the node's own kind takes nothing away from it."""
+    text = (
+        "search: {kind: beam, size: 4, max_ratio: 2.0}\ngrid: {axes: {search: [greedy, beam, {kind: beam, size: 2}]}}\n"
+    )
+    greedy, own, smaller = (cell.spec.search for cell in cells(bench, text))
+    assert (greedy.kind, greedy.max_ratio) == ("greedy", 1.2)  # one of another kind begins anew
+    assert (own.kind, own.size, own.max_ratio) == ("beam", 4, 2.0)
+    assert (smaller.size, smaller.max_ratio) == (2, 2.0)
+    model = "grid: {axes: {model.attention: [{default: {transform: topk}}, {default: {transform: softmax}}]}}\n"
+    kept, other = (cell.spec.model.attention.cross.transform for cell in cells(bench, model))
+    assert (kept.k, other.kind) == (8, "softmax")
+
+
 def test_a_cell_does_not_depend_on_its_neighbours(bench: Any):
     both = cells(bench, "grid: {axes: {model.attention.default: [{transform: {ties: index}}, {sparsify: train}]}}\n")
     alone = cells(bench, "grid: {axes: {model.attention.default: [{sparsify: train}]}}\n")

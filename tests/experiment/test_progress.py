@@ -49,6 +49,9 @@ def test_bars_show_how_far_a_cell_is_and_keep_events():
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100, color_system=None)
     with Bars(console) as bars:
+        bars.listener("entmax [/fixed]", 1, 400)
+        bars._columns.refresh()
+        assert "entmax [/fixed], seed 1" in out.getvalue()
         listen = bars.listener("budget-8", 1, 400)
         listen(TRAINED)
         listen({"event": "finished [at] step 100"})
