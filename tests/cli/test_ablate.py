@@ -103,6 +103,6 @@ def test_a_dry_run_says_how_many_runs_the_cells_are(invoke, tiny):
 
 def test_a_label_in_brackets_is_shown_as_it_is(invoke, tiny):
     axis = "transform=[{label: 'entmax [/fixed]', kind: entmax, alpha: 1.7}, {label: '[bold]', kind: softmax}]"
-    shown = invoke("ablate", *tiny, "--axis", axis, "--dry-run").stdout
+    shown = invoke("ablate", *tiny, *DENSE, "--axis", axis, "--dry-run").stdout
     assert "entmax [/fixed]" in shown
     assert "[bold]" in shown
