@@ -46,6 +46,17 @@ def spend(part: PatternSpec | TransformSpec, budget: int, role: Role) -> Pattern
         return None
 
 
+def _own_number(name: str, part: PatternSpec | TransformSpec, role: Role) -> list[str]:
+    """Fields of a part that keep it from taking a budget: `transform 'topk' has k: 8 of its own`."""
+    found, given = [], {field: getattr(part, field) for field in sorted(part.model_fields_set)}
+    for field, value in given.items():
+        with contextlib.suppress(ValidationError):
+            rest = type(part).model_validate({each: given[each] for each in given if each != field})
+            if spend(rest, 1, role) is not None:
+                found.append(f"{name} '{part.kind}' has {field}: {value} of its own")
+    return found
+
+
 class SiteSpec(Spec):
     """One attention site: the stages of the pipeline."""
 
@@ -99,11 +110,12 @@ class SiteSpec(Spec):
                 if filled is not None:
                     parts[name] = dense if self.budget == "inf" else filled
             if not parts:
-                raise ValueError(
-                    f"the budget {self.budget} has no taker at {role}: {self._no_taker(role)}, and transform "
-                    f"'{self.transform.kind}' takes none; name one that does without its own number of positions (like "
-                    "`transform: topk`), or drop the budget"
-                )
+                own = [*_own_number("pattern", self.pattern, role), *_own_number("transform", self.transform, role)]
+                mend = "drop that, or the budget"
+                if not own:
+                    own = [self._no_taker(role), f"transform '{self.transform.kind}' takes none"]
+                    mend = "name one that does (like `transform: topk`), or drop the budget"
+                raise ValueError(f"the budget {self.budget} has no taker at {role}: {', and '.join(own)}; {mend}")
         site = self.replace(**parts, budget=None)
         if role in site.pattern.roles:  # else that is the fault, told below
             site.pattern.require()

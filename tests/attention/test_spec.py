@@ -302,6 +302,10 @@ def test_cross_is_laid_over_the_default():
     ({"cross": {"score": {"kind": "additive", "unit": 3}}}, "cross.score.unit", "did you mean 'units'"),
     ({"default": {"transform": "topk"}}, "default", "give k, ratio or a budget"),
     ({"cross": {"budget": 3}}, "cross", "the budget 3 has no taker"),
+    ({"cross": {"budget": 3, "transform": {"kind": "topk", "k": 8, "ties": "index"}}}, "cross",
+     "at cross: transform 'topk' has k: 8 of its own; drop that, or the budget"),
+    ({"cross": {"budget": 3, "transform": {"kind": "topk", "ratio": 0.5}}}, "cross",
+     "at cross: transform 'topk' has ratio: 0.5 of its own; drop that, or the budget"),
 ])  # fmt: skip
 def test_a_fault_of_the_one_site_is_told_at_its_path(raw, path, words):
     found = faults(raw, CrossSpec.model_validate)
