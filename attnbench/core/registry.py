@@ -80,12 +80,13 @@ class Registry(Generic[S]):
         """
         if isinstance(raw, self.base):
             return raw
+        article = "an" if self.noun[0] in "aeiou" else "a"
         if isinstance(raw, str):
             raw = {"kind": raw}
         if not isinstance(raw, Mapping):
-            raise ValueError(f"a {self.noun} is a name or a mapping with 'kind', not {type(raw).__name__}")
+            raise ValueError(f"{article} {self.noun} is a name or a mapping with 'kind', not {type(raw).__name__}")
         if "kind" not in raw:
-            raise ValueError(f"a {self.noun} needs a 'kind' (known: {', '.join(self.kinds())})")
+            raise ValueError(f"{article} {self.noun} needs a 'kind' (known: {', '.join(self.kinds())})")
         try:
             cls = self.get(str(raw["kind"]))
         except ValueError as error:

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 import attnbench
 from attnbench.core.errors import SpecError
 from attnbench.core.files import YamlPath, parse_yaml
-from attnbench.core.spec import location, spec_error, unknown
-from attnbench.experiment.spec import ExperimentSpec, Header
+from attnbench.core.spec import Spec, location, spec_error, unknown
+from attnbench.experiment.spec import CellSpec, ExperimentSpec, Header
 
 Raw = dict[str, Any]
 _AXES = "grid.axes."
@@ -129,16 +129,32 @@ def set_at(raw: Raw, dotted: str, value: Any, *, merge: bool) -> None:
     with that kind."""
     *parents, last = dotted.split(".")
     node: Any = raw
-    for name in parents:
+    for depth, name in enumerate(parents, 1):
         child = node.get(name)
         if child is None:
-            child = node[name] = {}
+            child = node[name] = _left_out(parents[:depth], dotted.split(".")[depth])
         elif isinstance(child, str):
             child = node[name] = {"kind": child}  # a bare name is a mapping with that kind
         if not isinstance(child, dict):
             raise ValueError(f"'{name}' in '{dotted}' is {child!r}, not a mapping")
         node = child
-    node[last] = _laid(node.get(last), value) if merge else copy.deepcopy(value)
+    below = node.get(last)
+    if below is None and isinstance(value, Mapping) and "kind" not in value:
+        below = _left_out([*parents, last], *value)
+    node[last] = _laid(below, value) if merge else copy.deepcopy(value)
+
+
+def _left_out(path: Sequence[str], *within: str) -> Raw:
+    """What a section that the spec leaves out begins with: the kind that it has then, as a search is beam, if what is
+    named within it belongs to that."""
+    fields, default = CellSpec.model_fields, None
+    for name in path:
+        default = fields[name].get_default(call_default_factory=True) if name in fields else None
+        if not isinstance(default, Spec):
+            return {}
+        fields = type(default).model_fields
+    kind = getattr(default, "kind", None)
+    return {} if kind is None or not set(within) <= set(fields) else {"kind": kind}
 
 
 def _laid(below: Any, above: Any) -> Any:

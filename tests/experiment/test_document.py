@@ -21,6 +21,32 @@ def test_a_bare_name_on_the_way_becomes_a_mapping(bench: Any):
     assert spec.model.attention.cross.transform.k == 3
 
 
+def test_a_section_that_is_left_out_is_of_its_usual_kind(bench: Any):
+    text = "name: x\ntask: {kind: translation, dataset: demo}\n"
+    given = ["search.size=2", "train.optimizer.weight_decay=0.1", "model.width=64",
+             "model.tie=decoder"]  # fmt: skip
+    spec: Any = expand(read_document(bench.write(text), given)).cells[0].spec
+    assert (spec.search.kind, spec.search.size) == ("beam", 2)
+    assert (spec.train.optimizer.kind, spec.train.optimizer.weight_decay) == ("adam", 0.1)
+    assert (spec.model.kind, spec.model.width) == ("transformer", 64)
+    axes = "model: {kind: transformer, tie: decoder}\ngrid: {axes: {search: [{label: two, size: 2}, {label: four, size: 4}], train.schedule.lr: [0.1, 0.2]}}\n"
+    found: Any = [cell.spec for cell in expand(read_document(bench.write(text + axes))).cells]
+    assert [(spec.search.size, spec.train.schedule.lr) for spec in found] == [(2, 0.1), (2, 0.2), (4, 0.1), (4, 0.2)]
+    assert {spec.train.schedule.kind for spec in found} == {"inverse_sqrt"}
+
+
+@pytest.mark.parametrize(("given", "words"), [
+    ("model.attention.cross.transform.k=8", "a transform needs a 'kind' (known: "),  # softmax has no k
+    ("train.optimizer.speed=1", "an optimizer needs a 'kind'"),
+    ("search={size: 2}", "a search needs a 'kind'"),  # it takes the place of what is there
+])  # fmt: skip
+def test_what_the_usual_kind_has_not_asks_for_one(bench: Any, given: str, words: str):
+    text = "name: x\ntask: {kind: translation, dataset: demo}\n"
+    with pytest.raises(SpecError) as caught:
+        expand(read_document(bench.write(text), [given]))
+    assert words in str(caught.value)
+
+
 def test_what_an_axis_does_not_name_is_left_alone():
     raw = {"a": {"b": {"kind": "x", "c": 1}, "d": 2}}
     set_at(raw, "a.b", {"c": 2}, merge=True)
