@@ -177,10 +177,11 @@ def _cell(
         labels.append(str(own) if speaks_for_itself(value) else f"{path.rsplit('.', 1)[-1]}-{own}")
     label = " ".join(labels) or "run"
     for path, index, value in sorted(picks, key=lambda pick: _depth(pick[0])):  # what is within lies over the whole
-        if isinstance(document.lines.get(("grid", "axes", path)), str):
-            origins |= set(lines.items())  # who names an axis on the command line knows what it lays over
         content = {key: item for key, item in value.items() if key != "label"} if isinstance(value, Mapping) else value
         entry, target = ("grid", "axes", path, index), () if path == WHOLE_CELL else tuple(path.split("."))
+        if isinstance(document.lines.get(("grid", "axes", path)), str):
+            # who names an axis on the command line knows what it lays over
+            origins |= {(at, line) for at, line in lines.items() if at[: len(target)] == target[: len(at)]}
         before = copy.deepcopy(raw)
         try:
             _lay(raw, path, content)

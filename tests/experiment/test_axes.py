@@ -265,6 +265,15 @@ def test_an_axis_that_is_none_is_told(bench: Any, option: str, words: str):
     assert words in str(caught.value)
 
 
+def test_who_names_an_axis_knows_what_it_lays_over_and_nothing_else(bench: Any):
+    text = attention("{default: {transform: topk}}\ngrid: {seeds: [1, 2]}")
+    document = read_document(bench.write(text), ["model.attention.default.budget=9"])
+    assert len(expand(with_axis(document, "budget=4")).cells) == 2
+    document = read_document(bench.write(text), ["seed=3"])
+    with pytest.raises(SpecError, match="--set seed=3: changes nothing, every cell of the grid has its own"):
+        expand(with_axis(document, "budget=4"))
+
+
 @pytest.mark.parametrize("options", [
     ("budget=1,2", "budget=4"), ("site=cross", "site=all"),
     ("transform=topk", "model.attention.default.transform=softmax"),
