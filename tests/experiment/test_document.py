@@ -29,8 +29,9 @@ def test_a_section_that_is_left_out_is_of_its_usual_kind(bench: Any):
     assert (spec.search.kind, spec.search.size) == ("beam", 2)
     assert (spec.train.optimizer.kind, spec.train.optimizer.weight_decay) == ("adam", 0.1)
     assert (spec.model.kind, spec.model.width) == ("transformer", 64)
-    axes = "model: {kind: transformer, tie: decoder}\ngrid: {axes: {search: [{label: two, size: 2}, {label: four, size: 4}], train.schedule.lr: [0.1, 0.2]}}\n"
-    found: Any = [cell.spec for cell in expand(read_document(bench.write(text + axes))).cells]
+    axes = "search: [{label: two, size: 2}, {label: four, size: 4}], train.schedule.lr: [0.1, 0.2]"
+    text += f"model: {{kind: transformer, tie: decoder}}\ngrid: {{axes: {{{axes}}}}}\n"
+    found: Any = [cell.spec for cell in expand(read_document(bench.write(text))).cells]
     assert [(spec.search.size, spec.train.schedule.lr) for spec in found] == [(2, 0.1), (2, 0.2), (4, 0.1), (4, 0.2)]
     assert {spec.train.schedule.kind for spec in found} == {"inverse_sqrt"}
 
