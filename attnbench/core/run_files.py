@@ -13,6 +13,8 @@ TESTS = "significance.json"
 
 RESULT = "result.json"
 """Written last: a cell that has it is done."""
+MECHANISMS = "mechanisms"
+"""Under this name a result, and the note beside a cell's checkpoints, holds the hashes of its mechanisms' files."""
 LOG = "metrics.jsonl"
 ENVIRONMENT = "env.json"
 OUTPUTS = "hyps"

@@ -204,7 +204,7 @@ def choose_executor(
 ) -> Executor:
     """Inline for one job, processes for more; each gets an equal share of the cores that this process may use."""
     threads = max(1, usable_cores() // max(1, jobs))
-    place = replace(place, threads=threads)
+    place = replace(place, threads=threads, jobs=max(1, jobs))
     if jobs <= 1:
         return Inline(root, place, fresh, listen)
     return Processes(root, place, fresh, jobs, devices)

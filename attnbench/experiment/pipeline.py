@@ -18,12 +18,12 @@ import torch
 from attnbench.attention.backends.base import chosen
 from attnbench.core.errors import AttnbenchError, DataError
 from attnbench.core.files import read_json, read_jsonl, write_json
-from attnbench.core.run_files import CHECKPOINTS, LOG
+from attnbench.core.run_files import CHECKPOINTS, LOG, MECHANISMS
 from attnbench.core.seeding import derive, seed_everything
 from attnbench.data.prepare import read_manifest
 from attnbench.experiment.environment import changed_arithmetic, environment
 from attnbench.experiment.grid import Cell
-from attnbench.experiment.provenance import NOTED, changed_mechanisms, mechanism_files
+from attnbench.experiment.provenance import changed_mechanisms, mechanism_files
 from attnbench.experiment.run import RUN_AGAIN, Run
 from attnbench.experiment.spec import CellSpec
 from attnbench.experiment.timing import time_decoding
@@ -38,11 +38,12 @@ from attnbench.train.state import TrainState, checkpoint_steps, load_average, lo
 
 @dataclass(frozen=True)
 class Place:
-    """Where and with what a cell runs. seeds and specs are the cell's own business."""
+    """Where and with what a cell runs. seeds and specs are the cell's own business. jobs: cells that run at a time."""
 
     cache: Path
     device: str | None = None
     threads: int = 1
+    jobs: int = 1
 
 
 Listener = Callable[[Mapping[str, Any]], None]
@@ -115,7 +116,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     task.check(model, data)
     done = checkpoint_steps(run.checkpoints)
     data = task.adapt(model, data, derive(spec.seed, "adapt"), fresh=not done)
-    attempts = run.environment(environment(runtime), done[-1] if done else 0)
+    attempts = run.environment({**environment(runtime), "jobs": place.jobs}, done[-1] if done else 0)
     if len(attempts) > 1 and (others := changed_arithmetic(attempts[-2], attempts[-1])):
         listen({"event": f"goes on with other last digits than it began with ({'; '.join(others)})"})
     seed_everything(derive(spec.seed, "train"))
@@ -141,7 +142,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     require_same_data(run.folder, at)  # they may have been prepared anew meanwhile, and be others
     result = _result(cell, outcome, parts, run, at, steps)
     result |= {"commit": attempts[-1]["commit"], "dirty": any(attempt["dirty"] for attempt in attempts)}
-    result[NOTED] = {**trained_with(run.folder), **mechanism_files(spec.search)}
+    result[MECHANISMS] = {**trained_with(run.folder), **mechanism_files(spec.search)}
     result["backends"] = chosen(model)
     result["metrics"]["params"] = _size(model)
     result["total_seconds"] = time.perf_counter() - started + outcome.resumed_seconds - run.borrowed_seconds
@@ -243,13 +244,13 @@ def note_start(folder: Path, data: Path, mechanisms: Mapping[str, str]) -> dict[
     training that goes on it is the one that was made when it began, and older ones name no files."""
     note, begins = _data_note(folder), not checkpoint_steps(folder / CHECKPOINTS)
     if begins or not note.exists():
-        write_json(note, {"content_sha256": content_sha256(data), **({NOTED: dict(mechanisms)} if begins else {})})
+        write_json(note, {"content_sha256": content_sha256(data), **({MECHANISMS: dict(mechanisms)} if begins else {})})
     return read_json(note, RUN_AGAIN)
 
 
 def trained_with(folder: Path) -> dict[str, str]:
     """The files that a cell's model was begun with; none where that was not noted."""
-    return read_json(_data_note(folder), RUN_AGAIN).get(NOTED) or {}
+    return read_json(_data_note(folder), RUN_AGAIN).get(MECHANISMS) or {}
 
 
 def _data_note(folder: Path) -> Path:

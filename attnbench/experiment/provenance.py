@@ -11,10 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from attnbench.core.run_files import MECHANISMS
 from attnbench.core.spec import Spec
-
-NOTED = "mechanisms"
-"""Under this name a result, and the note beside a cell's checkpoints, holds `mechanism_files`."""
 
 
 def mechanism_files(spec: Spec) -> dict[str, str]:
@@ -32,7 +30,7 @@ def mechanism_files(spec: Spec) -> dict[str, str]:
 
 def changed_mechanisms(now: Mapping[str, str], noted: Mapping[str, Any]) -> list[str]:
     """Modules whose file was another one when something was noted; older notes do not say."""
-    then = noted.get(NOTED) or {}
+    then = noted.get(MECHANISMS) or {}
     return [name for name, hash in now.items() if then.get(name, hash) != hash]
 
 

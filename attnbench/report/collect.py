@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from attnbench.core.errors import AttnbenchError, DataError, SpecError
 from attnbench.core.files import parse_yaml
 from attnbench.core.lock import is_locked
-from attnbench.core.run_files import CHECKPOINTS, ENVIRONMENT, ERROR, GRID, LOCK, RESULT, SPEC, cell_folder
+from attnbench.core.run_files import CHECKPOINTS, ENVIRONMENT, ERROR, GRID, LOCK, MECHANISMS, RESULT, SPEC, cell_folder
 
 Status = Literal["done", "failed", "running", "interrupted", "queued"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -25,7 +25,8 @@ class Cell:
     axes: the value of each axis (path -> label). reason: why it failed, the first line of it. metrics: finite or not,
     every number of result.json. outcome: how its training ended, at least `kind` and `text`, empty where nothing says
     so. weights: the checkpoints that were scored. spec: the cell's spec.yaml, empty where absent. attempts: the
-    environments of its env.json, oldest first.
+    environments of its env.json, oldest first. mechanisms: modules of its mechanisms -> hashes of their files, empty
+    where the result does not say them.
     """
 
     label: str
@@ -48,6 +49,7 @@ class Cell:
     finished: str = ""
     spec: Mapping[str, Any] = field(default_factory=dict)
     attempts: tuple[Mapping[str, Any], ...] = ()
+    mechanisms: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def diverged(self) -> bool:
@@ -158,6 +160,7 @@ def _finished(path: Path, digest: str) -> dict[str, Any]:
         "signatures": {str(name): str(value) for name, value in (result.get("signatures") or {}).items()},
         "samples": dict(result.get("samples") or {}),
         "data": {str(name): str(value) for name, value in (result.get("data") or {}).items()},
+        "mechanisms": {str(name): str(value) for name, value in (result.get(MECHANISMS) or {}).items()},
         "commit": str(result.get("commit") or ""),
         "dirty": bool(result.get("dirty")),
         "seconds": float(result.get("total_seconds") or 0.0),

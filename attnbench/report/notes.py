@@ -32,6 +32,7 @@ def notes(experiment: Experiment, rows: Sequence[Row], view: View, ranks: Ranks,
         *_twins(done),
         *_settings(rows),
         *_precisions(done),
+        *_code(done),
         *_unknown(rows, view),
         *_legend(rows, view, ranks),
         *_scores(rows, view),
@@ -209,6 +210,27 @@ def _origin(done: Sequence[Cell]) -> list[str]:
     machines = sorted({machine for cell in done for attempt in cell.attempts if (machine := _machine(attempt))})
     if len(machines) > 1:
         lines.append(f"speeds were measured on different machines: {'; '.join(machines)}")
+    beside = [cell for cell in done if any(attempt.get("jobs", 1) > 1 for attempt in cell.attempts)]
+    if beside:
+        which = "" if len(beside) == len(done) else f" of {len(beside)} of the {len(done)} cells"
+        lines.append(f"speeds{which} are of trainings with others beside them (--jobs)")
+    return lines
+
+
+def _code(done: Sequence[Cell]) -> list[str]:
+    """Mechanisms of which the table's cells have run more than one version."""
+    versions: dict[str, dict[str, list[Cell]]] = {}
+    for cell in done:
+        for name, hash in cell.mechanisms.items():
+            versions.setdefault(name, {}).setdefault(hash, []).append(cell)
+    lines = []
+    for name, found in versions.items():
+        if len(found) > 1:
+            parts = [", ".join(dict.fromkeys(cell.label for cell in cells)) for cells in found.values()]
+            lines.append(
+                f"{name} was another file for some cells than for others ({' | '.join(parts)}); --fresh makes all with "
+                "the present one"
+            )
     return lines
 
 

@@ -121,6 +121,32 @@ def test_several_values_are_columns_with_directions_of_their_own(run_folder):
     assert "- no cell has measured test/chrf (measured: test/bleu, valid/loss)" in text
 
 
+def noted(folder: Path, file: str, **more: Any) -> None:
+    content = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps({**content, **more}))
+
+
+def test_code_that_was_another_for_some_cells_is_told(run_folder):
+    run, own, other = run_folder(), "attnbench.attention.transforms.rectified", "attnbench.search.beam"
+    for label, seed, hash in (("a", 1, "x"), ("a", 2, "y"), ("b", 1, "x")):
+        noted(run.add(label, seed, 30.0), "result.json", mechanisms={own: hash, other: "same"})
+    noted(run.add("old", 1, 30.0), "result.json")  # of before they were noted
+    text = render(run.grid(), "md")
+    assert f"- {own} was another file for some cells than for others (a, b \\| a); --fresh makes all" in text
+    assert other not in text
+
+
+def test_speeds_of_cells_that_had_others_beside_them_are_told(run_folder):
+    run = run_folder()
+    for seed, jobs in ((1, 1), (2, 2)):
+        noted(run.add("a", seed, 30.0), "env.json", jobs=jobs)
+    run.add("b", 1, 30.0)
+    assert "- speeds of 1 of the 3 cells are of trainings with others beside them (--jobs)" in render(run.grid(), "md")
+    for cell in run.cells:
+        noted(run.root / "cells" / cell["folder"], "env.json", jobs=2)
+    assert "- speeds are of trainings with others beside them (--jobs)" in render(run.root, "md")
+
+
 def test_columns_that_tables_have_by_themselves_can_be_left_out(run_folder):
     run = run_folder()
     measured = {"attended/cross": 9.0, "entropy/cross": 1.5, "train/tokens_per_s": 3000.0}
