@@ -7,15 +7,17 @@ import functools
 import io
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Annotated, ParamSpec
 
 import typer
 
 import attnbench
 from attnbench.cli import ablate, align, copy_task, eval, list, prepare, report, schema, speed, sweep_k, train
-from attnbench.cli.common import set_up_logging
+from attnbench.cli.common import Ended, exit_code, set_up_logging
 from attnbench.core.errors import AttnbenchError
 
 app = typer.Typer(
@@ -44,7 +46,7 @@ def options(
     """Results go to stdout, progress to stderr.
 
     Exit codes: 0 ok, 1 a run failed, 2 bad usage or spec, 3 an optional package or hardware is missing,
-    4 data cannot be had, 130 interrupted (what was reached is kept).
+    4 data cannot be had, 130 interrupted, 143 ended by SIGTERM (what was reached is kept).
     """
     if no_color:
         os.environ["NO_COLOR"] = "1"
@@ -64,12 +66,12 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
         except AttnbenchError as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(error.exit_code) from None
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             mend = "run the same command again to go on"
             if kwargs.get("fresh"):  # which would begin anew, and throw away what is done
                 mend += ", without --fresh: cells that were not reached keep what stood there"
             typer.echo(f"interrupted; {mend}", err=True)
-            raise typer.Exit(130) from None
+            raise typer.Exit(exit_code(error)) from None
         except BrokenPipeError:  # the reader left, as `| head` does; let Python end quietly
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
@@ -118,9 +120,14 @@ def main() -> None:
         elif isinstance(stream, io.TextIOWrapper) and "utf" not in stream.encoding.lower():
             stream.reconfigure(errors="replace")  # a ? for a sign that the encoding has not, and no traceback
     try:
+        signal.signal(signal.SIGTERM, _end)
         app(prog_name="attnbench")
-    except KeyboardInterrupt:  # before a command began
-        sys.exit(130)
+    except KeyboardInterrupt as error:  # before a command began
+        sys.exit(exit_code(error))
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise Ended
 
 
 if __name__ == "__main__":

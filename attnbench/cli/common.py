@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,6 +37,16 @@ Offline = Annotated[bool, typer.Option("--offline", help="Make no request.")]
 Gold = Annotated[Path | None, typer.Option("--gold", help="Links to score against: s-t; possible: *s-t, spt.")]
 GoldFirst = Annotated[int, typer.Option("--gold-first", help="Number of the first word there.", min=0, max=1)]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+class Ended(KeyboardInterrupt):
+    """SIGTERM, as batch systems send it: it leaves as much behind as Ctrl-C does."""
+
+
+def exit_code(error: KeyboardInterrupt) -> int:
+    """As shells count: 128 and the number of the signal."""
+    return 128 + (signal.SIGTERM if isinstance(error, Ended) else signal.SIGINT)
+
 
 RUNS = Path("runs")
 _WIDEST = 1000

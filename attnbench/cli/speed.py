@@ -91,7 +91,7 @@ def speed(
         if kept:
             typer.echo(f"what was measured before is in {kept[-1]}", err=True)
         if isinstance(error, KeyboardInterrupt):  # nothing that goes on
-            raise typer.Exit(130) from None
+            raise typer.Exit(common.exit_code(error)) from None
         raise
     # what was compared with stays, or many runs, each a little slower than the last, would never be told
     own = compare is not None and out is not None and compare.resolve() == (out / "speed.json").resolve()
