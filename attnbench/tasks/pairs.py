@@ -17,7 +17,7 @@ from attnbench.core.errors import AttnbenchError, SpecError
 from attnbench.core.memory import is_full
 from attnbench.core.packed import packed
 from attnbench.core.tree import X, map_batch
-from attnbench.data.base import BOS, EOS, PAD, Batch
+from attnbench.data.base import BOS, EOS, PAD, UNK, Batch
 from attnbench.data.batching import rounded
 from attnbench.data.corpus import Data
 from attnbench.data.datasets.base import SPLITS
@@ -229,6 +229,10 @@ class PairTask(ABC):
         """Outputs for raw source lines as a person is shown them, in their order."""
         device = next(model.parameters()).device
         encoded = [[*data.source_vocabulary.encode(line), EOS] for line in data.tokenize(lines)]
+        unknown = sum(ids.count(UNK) for ids in encoded)
+        if unknown:  # as where the case or the language is another
+            tokens = sum(map(len, encoded)) - len(encoded)
+            log.warning("%d of the %d tokens of this text are unknown to the vocabulary", unknown, tokens)
         for number, ids in enumerate(encoded, 1):
             if model.max_length is not None and len(ids) > model.max_length:
                 raise SpecError(

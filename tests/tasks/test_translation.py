@@ -366,6 +366,16 @@ def test_translate_keeps_the_order_of_lines(data, task, monkeypatch):
     assert oracle.seen == [4, 4, 2]
 
 
+def test_translate_tells_how_many_tokens_are_unknown(data, task, caplog):
+    oracle, lines = Oracle(data, "test"), list(data.split("test").source)[:2]
+    task.translate(build(task.spec), data, lines, oracle)
+    assert "unknown" not in caplog.text
+    words = len(lines[0].split())
+    oracle.known[f"{lines[0]} <unk> <unk>"] = ""
+    task.translate(build(task.spec), data, [f"{lines[0]} \u4e00 \u4e01"], oracle)
+    assert f"2 of the {words + 2} tokens of this text are unknown to the vocabulary" in caplog.text
+
+
 @pytest.mark.parametrize("quantization", ["int8", None])
 def test_searches_multiply_what_their_spec_says(data, task, quantization):
     model, seen = build(task.spec).float(), []
