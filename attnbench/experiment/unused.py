@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 
 from attnbench.attention.types import ROLES
 from attnbench.core.files import YamlPath
-from attnbench.core.spec import dotted, location, unused_fields
+from attnbench.core.spec import Spec, dotted, location, unused_fields
+from attnbench.experiment.document import header_of, label_of
 from attnbench.experiment.grid import Cell, Experiment
 from attnbench.models.transformer import PRESETS
 
@@ -14,8 +16,8 @@ from attnbench.models.transformer import PRESETS
 def unused(experiment: Experiment) -> Iterator[str]:
     """A line for each setting that changes nothing: where it was given, its path, why, and in which cells if not all.
 
-    Fields (Spec.unused), two entries of an axis that make the same runs everywhere, a preset beside all of its sizes,
-    and a seed that no cell has.
+    Fields (Spec.unused), two entries of an axis that make the same runs everywhere, fields that an entry of another
+    kind leaves behind, a preset beside all of its sizes, and a seed that no cell has.
     """
     cells = experiment.cells
     found: dict[tuple[str, str], tuple[dict[str, None], list[Cell]]] = {}
@@ -31,6 +33,7 @@ def unused(experiment: Experiment) -> Iterator[str]:
         of = "" if len(some) == len(cells) else f" (of {', '.join(labels)})"
         yield f"{where}: {', '.join(paths)} {'changes' if len(paths) == 1 else 'change'} nothing{of}: {why}"
     yield from _same_runs(experiment)
+    yield from _left_behind(experiment)
     yield from _of_all_cells(experiment)
 
 
@@ -60,6 +63,32 @@ def _same_runs(experiment: Experiment) -> Iterator[str]:
             else:
                 where = experiment.document.at("grid", "axes", axis)
                 yield f"{where}: grid.axes.{axis}: '{other}' and '{label}' are the same run in every cell; drop one"
+
+
+def _left_behind(experiment: Experiment) -> Iterator[str]:
+    """Fields of a section that an axis entry of another kind has, too, and takes no value of."""
+    document = experiment.document
+    for axis, values in header_of(document).grid.axes.items():
+        names = axis.split(".")
+        below = functools.reduce(lambda node, name: node.get(name) if isinstance(node, Mapping) else None, names,
+                                 document.raw)  # fmt: skip
+        for index, value in enumerate(values):
+            entry = {"kind": value} if isinstance(value, str) else value
+            cell = next((cell for cell in experiment.cells if cell.axes[axis] == label_of(value)), None)
+            if not isinstance(below, Mapping) or not isinstance(entry, Mapping) or cell is None:
+                continue
+            made = functools.reduce(lambda spec, name: getattr(spec, name, None), names, cell.spec)
+            if entry.get("kind", below.get("kind")) == below.get("kind") or not isinstance(made, Spec):
+                continue
+            has = made.dump()
+            lost = [
+                name for name in below if name not in ("kind", *entry) and has.get(name, below[name]) != below[name]
+            ]
+            if lost:
+                yield (
+                    f"{document.at('grid', 'axes', axis, index)}: grid.axes.{axis}: '{label_of(value)}' is of another "
+                    f"kind and begins anew: it does not take over {', '.join(lost)}; write what it is to have, too"
+                )
 
 
 def _alike(ours: Mapping[object, str], theirs: Mapping[object, str]) -> bool:

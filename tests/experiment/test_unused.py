@@ -114,8 +114,9 @@ def test_cells_are_named_where_it_is_not_all_of_them(bench: Any):
 @pytest.mark.parametrize(("axes", "words"), [
     ("model.attention.default.transform: [softmax, sparsemax]", "'softmax' and 'sparsemax' are the same run"),
     ("model.attention.default.transform: [softmax, entmax15], train.clip: [0.5, 1.0]", "'softmax' and 'entmax15' are"),
-    ("train.clip: [0.5, 1.0], train.schedule.lr: [1e-3, 2e-3], train.schedule: [{kind: constant, lr: 5e-4}]",
-     "'0.001' and '0.002' are the same run"),
+    ("train.clip: [0.5, 1.0], train.schedule.lr: [1e-3, 2e-3], train.schedule: [{kind: constant, lr: 5e-4}]", None),
+    ("train.clip: [0.5, 1.0], cell: [{label: a, train: {clip: 2.0}}, {label: b, train: {clip: 3.0}}]",
+     "'a' and 'b' are the same run"),
     ("train.clip: [0.5, 1.0]", None),
     ("train.clip: [1, 1.0]", "'1' and '1.0' are the same run"),
     ("train.clip: [1, 1.0]}, more_seeds: {1: [1, 2]", "'1' and '1.0' are the same run"),
@@ -126,6 +127,22 @@ def test_entries_of_an_axis_that_are_the_same_runs_are_told(bench: Any, axes: st
     found = told(bench, f"model: {{kind: lstm, attention: {{cross: {{{cross}}}}}}}\ngrid: {{axes: {{{axes}}}}}\n")
     assert len(found) == (words is not None)
     assert words is None or words in found[0]
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("search: {kind: beam, size: 4, max_ratio: 2.0, max_extra: 10}\ngrid: {axes: {search: [greedy, beam]}}\n",
+     "grid.axes.search: 'greedy' is of another kind and begins anew: it does not take over max_ratio; write"),
+    ("search: {kind: beam, max_ratio: 2.0}\ngrid: {axes: {search: [{kind: greedy, max_ratio: 3.0}]}}\n", None),
+    ("search: {kind: beam, size: 4, max_ratio: 2.0}\ngrid: {axes: {search: [beam, {size: 2}]}}\n", None),
+    (TRANSFORMER + "dropout: 0.33, norm: pre}\ngrid: {axes: {model: [{label: G, kind: gru}, {label: T}]}}\n",
+     "grid.axes.model: 'G' is of another kind and begins anew: it does not take over dropout; write"),
+    (TRANSFORMER + "attention: {default: {transform: {kind: topk, k: 8, ties: index}}}}\n"
+     "grid: {axes: {model.attention.default.transform: [softmax, topk]}}\n", None),  # which has none of them
+])  # fmt: skip
+def test_what_an_entry_of_another_kind_leaves_behind_is_said(bench: Any, text: str, words: str | None):
+    found = [line for line in told(bench, text) if "begins anew" in line]
+    assert len(found) == (words is not None)
+    assert all(line.startswith(words or "") for line in found)
 
 
 def test_it_is_said_at_its_place_before_a_run(bench: Any, caplog: pytest.LogCaptureFixture):
