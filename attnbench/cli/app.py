@@ -120,7 +120,8 @@ def main() -> None:
         elif isinstance(stream, io.TextIOWrapper) and "utf" not in stream.encoding.lower():
             stream.reconfigure(errors="replace")  # a ? for a sign that the encoding has not, and no traceback
     try:
-        signal.signal(signal.SIGTERM, _end)
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # and not one that who started this wants ignored
+            signal.signal(signal.SIGTERM, _end)
         app(prog_name="attnbench")
     except KeyboardInterrupt as error:  # before a command began
         sys.exit(exit_code(error))

@@ -20,7 +20,7 @@ from attnbench.core.errors import AttnbenchError, SpecError
 
 YamlPath = tuple[str | int, ...]
 _UNSYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
-_OLD = "old"
+_OLD = ".replaced"
 """Under this name a folder waits, hidden, for another to take its place."""
 _DEEPEST = 64
 _LONGEST = 1_000_000
@@ -230,7 +230,7 @@ class _Loader(_Safe):
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError):  # PyYAML's own, of a scalar that its tag cannot hold
             raise yaml.constructor.ConstructorError(
-                problem=f"'{node.value}' is no {node.tag.rpartition(':')[2]}", problem_mark=node.start_mark
+                problem=f"'{str(node.value)[:40]}' is no {node.tag.rpartition(':')[2]}", problem_mark=node.start_mark
             ) from None
 
 
@@ -285,7 +285,7 @@ _PLAIN = {f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "null
 def _lines(
     loader: _Loader, node: yaml.Node | None, path: YamlPath, into: dict[YamlPath, int], name: str, both: bool = True
 ) -> None:
-    """both: enter what lies under whole numbers below their text as well, as a path may hold them either way."""
+    """both: enter what lies under a number, a truth value or null below its text as well, as a path may hold either."""
     if node is None:
         return
     into.setdefault(path, node.start_mark.line + 1)
@@ -300,7 +300,7 @@ def _lines(
                 if seen & {key.value, held}:  # 2 and 02 are one, and so are 2 and "2" wherever labels are meant
                     raise SpecError(f"{name}:{where}: the key '{key.value}' stands twice; remove one of them")
                 seen |= {key.value, held}
-                ways = [held, key.value] if type(held) is int and both else [held]
+                ways = [held, key.value] if held != key.value and both else [held]
                 for each in ways:
                     into[(*path, each)] = where
                     _lines(loader, value, (*path, each), into, name, both and len(ways) == 1)  # or it doubles each time

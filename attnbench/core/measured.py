@@ -29,16 +29,20 @@ def once(file: str, figure: str, measure: Callable[[], float], of: str = "") -> 
     """
     try:
         path = _path(file, of)
-        found = _kept(path, figure)
-        if found is not None:
-            return found
+    except AttnbenchError as error:
+        _log.info("%s is not measured: %s", figure, error)
+        return None
+    found = _kept(path, figure)
+    if found is not None:
+        return found
+    try:
         with making(path):
             found = _kept(path, figure)  # of a process that was first
             if found is None:
                 found = measure()
                 known = {"processor": processor.name(), "torch": torch.__version__, figure: found}
                 write_atomic(path, json.dumps(known) + "\n")
-    except (OSError, AttnbenchError) as error:
+    except OSError as error:
         _log.info("%s is not measured, the cache cannot be written: %s", figure, error)
         return None
     return found

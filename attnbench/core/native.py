@@ -225,9 +225,12 @@ def _made(source: Path, target: Path) -> Path:
 
 
 def _is_whole(target: Path) -> bool:
-    """Whether a compiled file is as long as it was made: one that is cut off would end the process that loads it."""
+    """Whether a compiled file is as long as it was made: one that is cut off would end the process that loads it. Of
+    one that nothing is said of, and that cannot be made anew, it is believed."""
     try:
         return target.stat().st_size == int(target.with_suffix(_SIZE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return os.path.isfile(target) and not os.access(target.parent, os.W_OK)
     except (OSError, ValueError):
         return False
 

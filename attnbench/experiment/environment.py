@@ -23,11 +23,8 @@ def changed_arithmetic(before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
     """What lets the second of two attempts at one training go on to other last digits than the first had come to:
     `threads 2, before 1`. What the first did not note is left out."""
     was, found = (
-        {
-            **{name: attempt[name] for name in _DIGITS if name in attempt},
-            "torch": attempt.get("packages", {}).get("torch"),
-        }
-        for attempt in (before, now)
+        {name: given[name] for name in (*_DIGITS, "torch") if name in given}
+        for given in ({**attempt, **attempt.get("packages", {})} for attempt in (before, now))
     )
     return [
         f"{name} {found[name] or 'none'}, before {was[name] or 'none'}"

@@ -189,17 +189,46 @@ def _cell(
             raise SpecError(f"{document.at(*entry)}: grid.axes.{path}.{index}: {error}") from None
         _forget(lines, target, _node(before, target), _node(raw, target))
         _move_lines(lines, entry, target, document.at(*entry))
+    _require_kinds(raw, picks, document)
     if seed is not None:
         raw["seed"] = seed
         lines.pop(("seed",), None)
     try:
         spec = CellSpec.model_validate(raw)
     except ValidationError as error:
-        entries = tuple(f"{document.at('grid', 'axes', path, index)}:" for path, index, _ in picks)
-        rows = str(spec_error(error, document.source, lines)).splitlines()
-        told = [row if not picks or row.startswith(entries) else f"{row} (in the cell '{label}')" for row in rows]
+        rows, own = str(spec_error(error, document.source, lines)).splitlines(), _of_base(base, picks, seed, document)
+        told = [row if row.startswith(own) else f"{row} (in the cell '{label}')" for row in rows]
         raise SpecError("\n".join(told) + _mend(base, picks, seed, document)) from None
     return Cell(label, spec.seed, axes, spec, spec.digest(), lines), origins | set(lines.items())
+
+
+def _require_kinds(raw: Raw, picks: Sequence[tuple[str, int, Any]], document: Document) -> None:
+    """Raise SpecError where a piece of a cell puts another kind into the place of one that an axis names: the row would
+    be called by what it is not."""
+    for path, index, value in picks:
+        kind = value.get("kind") if isinstance(value, Mapping) else value
+        node = _node(raw, tuple(path.split(".")))
+        if path == WHOLE_CELL or not isinstance(kind, str) or not isinstance(node, Mapping) or "kind" not in node:
+            continue
+        if node["kind"] != kind:
+            raise SpecError(
+                f"{document.at('grid', 'axes', path, index)}: grid.axes.{path}: '{label_of(value)}' gives way to the "
+                f"kind '{node['kind']}', which an entry of the axis '{WHOLE_CELL}' names; leave one of the two axes "
+                "out (the spec's own by --set 'grid.axes={}')"
+            )
+
+
+def _of_base(base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None, document: Document) -> tuple[str, ...]:
+    """How faults begin that need no cell to be named: those of the spec without its axes, and within their entries."""
+    if not picks:
+        return ("",)
+    entries = [("grid", "axes", path, index) for path, index, _ in picks]
+    found = [f"{document.at(*at)}:" for at in document.lines if at[:4] in entries]
+    try:
+        _cell(base, [], seed, document)
+    except SpecError as error:
+        found += str(error).splitlines()
+    return tuple(found)
 
 
 def _mend(base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None, document: Document) -> str:

@@ -117,8 +117,11 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     done = checkpoint_steps(run.checkpoints)
     data = task.adapt(model, data, derive(spec.seed, "adapt"), fresh=not done)
     attempts = run.environment({**environment(runtime), "jobs": place.jobs}, done[-1] if done else 0)
-    if len(attempts) > 1 and (others := changed_arithmetic(attempts[-2], attempts[-1])):
-        listen({"event": f"goes on with other last digits than it began with ({'; '.join(others)})"})
+    others = dict.fromkeys(each for before in attempts[:-1] for each in changed_arithmetic(before, attempts[-1]))
+    if others:
+        listen(
+            {"event": f"from step {done[-1]} on last digits are others than they would have been: {'; '.join(others)}"}
+        )
     seed_everything(derive(spec.seed, "train"))
     validator = GreedySpec().build() if spec.train.validate_bleu else None
     width = getattr(spec.model, "width", 1)

@@ -82,13 +82,23 @@ def _left_behind(experiment: Experiment) -> Iterator[str]:
                 continue
             has = made.dump()
             lost = [
-                name for name in below if name not in ("kind", *entry) and has.get(name, below[name]) != below[name]
-            ]
+                name for name in below if name in has and name not in ("kind", *entry)
+                and not _holds(has[name], below[name])
+                and not any(f"{each}.".startswith(f"{axis}.{name}.") for each in cell.axes)
+            ]  # fmt: skip
             if lost:
                 yield (
                     f"{document.at('grid', 'axes', axis, index)}: grid.axes.{axis}: '{label_of(value)}' is of another "
                     f"kind and begins anew: it does not take over {', '.join(lost)}; write what it is to have, too"
                 )
+
+
+def _holds(whole: object, given: object) -> bool:
+    """Whether a resolved value has all that is given of it."""
+    if isinstance(whole, Mapping):
+        named = {"kind": given} if isinstance(given, str) else given
+        return isinstance(named, Mapping) and all(name in whole and _holds(whole[name], named[name]) for name in named)
+    return whole == given
 
 
 def _alike(ours: Mapping[object, str], theirs: Mapping[object, str]) -> bool:

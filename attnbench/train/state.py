@@ -177,6 +177,8 @@ def load_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.
 
 def _require_known(train: Mapping[str, Any], at: Path) -> None:
     later = sorted(train.keys() - {each.name for each in fields(TrainState)})
+    for name in ("window", "passed"):
+        later += sorted(train.get(name, {}).keys() - {each.name for each in fields(Window)})
     if later:
         raise LaterError(
             f"{at / 'state.pt'}: a later attnbench wrote this, which keeps {', '.join(later)} as well; go on with that "

@@ -257,6 +257,19 @@ def test_an_interrupt_keeps_what_was_reached(number, command, code, tiny, tmp_pa
     assert list(cell.glob("checkpoints/step-*"))
 
 
+def test_a_signal_that_is_to_be_ignored_is(monkeypatch):
+    """As by `trap '' TERM` in a script."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(module, "app", lambda **given: None)
+    try:
+        for handler in (signal.SIG_IGN, signal.SIG_DFL):
+            signal.signal(signal.SIGTERM, handler)
+            module.main()
+            assert (signal.getsignal(signal.SIGTERM) is handler) == (handler is signal.SIG_IGN)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_an_encoding_that_lacks_a_sign_shows_another(tiny, tmp_path):
     words = ["--cell", "budget-1", *map(str, tiny)]
     process = start("train", *words, cwd=tmp_path)

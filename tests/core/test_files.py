@@ -273,7 +273,7 @@ def test_a_folder_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pyt
     (folder / "part").write_text("old")
 
     def refuse(source: Path, target: Path) -> None:
-        if target == folder and source.name != "old":
+        if target == folder and source.name != ".replaced":
             raise PermissionError(errno.EACCES, "no")
         real(source, target)
 
@@ -389,6 +389,14 @@ BOMBS = {
 def test_aliases_that_explode_are_refused_at_once(kind: str):
     with pytest.raises(SpecError, match=r"bomb\.yaml: with every `\*` spelt out this has more than 1,000,000"):
         parse_yaml("x0: &x0 {a: b}\n" + BOMBS[kind], "bomb.yaml")
+
+
+def test_a_key_is_found_by_its_text_and_by_what_it_is():
+    """A path of pydantic's holds the text; one of ours what a mapping holds."""
+    _, lines = parse_yaml("a:\n  0.5: [x]\n  true: 1\n  ~: 2\n  8: 3\n")
+    for key, line in (("0.5", 2), (0.5, 2), ("true", 3), (True, 3), ("~", 4), (None, 4), ("8", 5), (8, 5)):
+        assert lines["a", key] == line
+    assert lines["a", "0.5", 0] == 2
 
 
 def test_whole_numbers_in_whole_numbers_are_read_in_no_time():

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from attnbench.core import measured
+from attnbench.core.errors import AttnbenchError
 
 
 @pytest.fixture
@@ -82,6 +83,14 @@ def test_another_machine_measures_for_itself(cache, monkeypatch, fact):
     if fact == "torch":
         monkeypatch.setattr(measured.torch, "__version__", "another")
     assert measured.once("file", "speed", lambda: 2) == (1 if fact == "nothing" else 2)
+
+
+def test_a_fault_of_what_is_measured_is_not_one_of_the_cache(cache):
+    def wrong():
+        raise AttnbenchError("the product is wrong")
+
+    with pytest.raises(AttnbenchError, match="the product is wrong"):
+        measured.once("file", "speed", wrong)
 
 
 def test_what_another_measured_while_one_waited_is_taken(cache, monkeypatch):

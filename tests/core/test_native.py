@@ -326,6 +326,19 @@ def test_a_broken_file_is_made_anew(source, monkeypatch):
 
 
 @compiled
+def test_a_cache_of_before_that_cannot_be_written_to_is_believed(source, monkeypatch):
+    """One that several share, which holds no lengths yet."""
+    native.load(source)
+    (size,) = (source.parent / "cache" / "native").glob("*.size")
+    size.unlink()
+    native._load.cache_clear()
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode, **more: mode != os.W_OK and real(path, mode, **more))
+    monkeypatch.setattr(native, "_compile", lambda *given: pytest.fail("made anew"))
+    assert native.load(source).answer() == 42
+
+
+@compiled
 @pytest.mark.parametrize("length", [100, 4096, 8192])
 def test_a_file_that_was_cut_off_is_made_anew(source, monkeypatch, length):
     """Behind its first page the system ends who loads it."""

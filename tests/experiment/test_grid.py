@@ -172,8 +172,24 @@ def test_a_fault_where_entries_meet_names_the_cell(bench: Any):
     (said,) = fault(bench, "grid: {axes: {model.heads: [2, 4], model.width: [32, 42]}}\n")
     assert "width 42 cannot be split over 4 heads" in said
     assert said.endswith(" (in the cell 'heads-4 width-42')")
-    (said,) = fault(bench, "train: {select: bleu}\n")  # the base is at fault
+    axes = "grid:\n  axes:\n    model.norm: [pre]\n    train.clip: [1.0, 2.0]\n"
+    for base in ("train: {select: bleu}\n", "train: {max_stepz: 5}\n"):  # the base is at fault
+        (said,) = fault(bench, base + axes)
+        assert "in the cell" not in said
+    entry = "    train:\n      - {label: a,\n         max_stepz: 5}\n"  # it says where, on the second of its lines
+    (said,) = fault(bench, axes + entry)
+    assert said.startswith("spec.yaml:17: train.max_stepz: ")
     assert "in the cell" not in said
+
+
+def test_a_kind_that_a_piece_of_a_cell_takes_away_is_told(bench: Any):
+    """Or a row would be called lstm that is a Transformer."""
+    pieces = "cell: [{label: a, model: {kind: gru, layers: 1, width: 8}}, {label: b, train: {clip: 1.0}}]"
+    for first, second in (("model: [lstm]", pieces), (pieces, "model: [lstm]")):
+        (said,) = fault(bench, f"grid:\n  axes:\n    {first}\n    {second}\n")
+        assert "grid.axes.model: 'lstm' gives way to the kind 'gru', which an entry of the axis 'cell' names" in said
+    same = cells(bench, f"grid:\n  axes:\n    model: [{{label: G, kind: gru, dropout: 0.3}}]\n    {pieces}\n")
+    assert [cell.spec.model.dropout for cell in same] == [0.3, 0.3]
 
 
 def test_a_bare_name_is_a_mapping_with_that_kind(bench: Any):

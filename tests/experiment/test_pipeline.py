@@ -190,6 +190,7 @@ def test_a_resumed_cell_keeps_each_environment(bench: Any, monkeypatch: pytest.M
     ({}, None),
     ({"commit": "two"}, None),
     ({"threads": 1, "compiled": None}, "threads 1, before 2; compiled none, before g++ 13"),
+    ({"threads": 1, "packages": {}}, "threads 1, before 2"),
     ({"packages": {"torch": "2.14"}}, "torch 2.14, before 2.13"),
     ({"precision": "fp32"}, None),  # the first did not note it
 ])  # fmt: skip
@@ -203,7 +204,7 @@ def test_a_training_that_goes_on_to_other_last_digits_says_so(bench: Any, monkey
             finish(bench, bench.experiment())
     _, _, heard = finish(bench, bench.experiment())
     said = [record["event"] for record in heard if "last digits" in record.get("event", "")]
-    assert said == ([f"goes on with other last digits than it began with ({told})"] if told else [])
+    assert said == ([f"from step 4 on last digits are others than they would have been: {told}"] if told else [])
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -138,6 +138,11 @@ def test_entries_of_an_axis_that_are_the_same_runs_are_told(bench: Any, axes: st
      "grid.axes.model: 'G' is of another kind and begins anew: it does not take over dropout; write"),
     (TRANSFORMER + "attention: {default: {transform: {kind: topk, k: 8, ties: index}}}}\n"
      "grid: {axes: {model.attention.default.transform: [softmax, topk]}}\n", None),  # which has none of them
+    ("train: {schedule: {kind: inverse_sqrt, lr: 0.5}}\ngrid: {axes: {train.schedule: [constant, inverse_sqrt], "
+     "train.schedule.lr: [0.1, 0.2]}}\n", None),  # another axis gives it
+    ("model: {kind: lstm, attention: {cross: {transform: softmax}}}\ngrid: {axes: {model: [gru, lstm]}}\n", None),
+    ("model: {kind: lstm, attention: {cross: {transform: sparsemax}}}\ngrid: {axes: {model: [gru, lstm]}}\n",
+     "grid.axes.model: 'gru' is of another kind and begins anew: it does not take over attention; write"),
 ])  # fmt: skip
 def test_what_an_entry_of_another_kind_leaves_behind_is_said(bench: Any, text: str, words: str | None):
     found = [line for line in told(bench, text) if "begins anew" in line]

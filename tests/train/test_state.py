@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -132,11 +134,13 @@ def test_a_checkpoint_of_a_later_version_is_not_called_damaged(tmp_path: Path):
     model, optimizer = stepped(1)
     save_checkpoint(tmp_path, model, optimizer, STATE)
     path = tmp_path / "step-7" / "state.pt"
-    content = torch.load(path, weights_only=True)
-    content["train"]["warmth"] = 1.0
-    torch.save(content, path)
-    with pytest.raises(AttnbenchError, match="a later attnbench wrote this, which keeps warmth as well; go on with"):
-        load_checkpoint(tmp_path, 7, model, optimizer)
+    whole = torch.load(path, weights_only=True)
+    for place in ((), ("window",), ("passed",)):
+        content = copy.deepcopy(whole)
+        functools.reduce(dict.__getitem__, place, content["train"])["warmth"] = 1.0
+        torch.save(content, path)
+        with pytest.raises(AttnbenchError, match="a later attnbench wrote this, which keeps warmth as well; go on"):
+            load_checkpoint(tmp_path, 7, model, optimizer)
 
 
 @pytest.mark.parametrize("at", ["attnbench.train.state.load_file", "torch.load"])
