@@ -38,6 +38,7 @@ def notes(experiment: Experiment, rows: Sequence[Row], view: View, ranks: Ranks,
         *_scores(rows, view),
         *compared.notes,
         *_origin(done),
+        *(_speeds(done) if _shows_speeds(view) else []),
     ]
 
 
@@ -206,7 +207,17 @@ def _origin(done: Sequence[Cell]) -> list[str]:
     seconds = total_seconds(done)
     if seconds:
         parts.append(f"{duration(seconds)} in all")
-    lines = ["; ".join(parts)] if parts else []
+    return ["; ".join(parts)] if parts else []
+
+
+def _shows_speeds(view: View) -> bool:
+    shown = {"train/tokens_per_s", "decode/tokens_per_s"} - set(view.omit)
+    return bool(shown) or any("tokens_per_s" in name or "seconds" in name for name in (*view.values, *view.extra))
+
+
+def _speeds(done: Sequence[Cell]) -> list[str]:
+    """What hinders a comparison of them."""
+    lines = []
     machines = sorted({machine for cell in done for attempt in cell.attempts if (machine := _machine(attempt))})
     if len(machines) > 1:
         lines.append(f"speeds were measured on different machines: {'; '.join(machines)}")

@@ -418,6 +418,9 @@ def test_speeds_on_different_devices_are_said(run_folder):
     run.add("a", 1, 30.0)
     (run.add("b", 1, 31.0) / "env.json").write_text('{"device": "cuda"}')
     assert "- speeds were measured on different machines: cpu, threads 1; cuda" in render(run.grid(), "md")
+    left_out = {"omit": ["train/tokens_per_s", "decode/tokens_per_s"]}
+    assert "speeds were" not in render(run.grid(left_out), "md")
+    assert "speeds were" in render(run.grid({**left_out, "extra": ["train/seconds_per_epoch"]}), "md")
 
 
 def test_cells_that_were_trained_in_float32_though_they_ask_for_bfloat16_are_said(run_folder):
