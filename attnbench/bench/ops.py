@@ -210,9 +210,8 @@ def attention_cases(
                 cost=partial(costs[name], both=False),
             )  # fmt: skip
         for name, function in runs.items():
-            own = name == "SDPA" or (
-                name in methods and name not in alone
-            )  # how exact the gradients of another package are is its affair
+            # how exact the gradients of another package are is its affair
+            own = name == "SDPA" or (name in methods and name not in alone)
             yield Case(
                 f"{title}, forward and backward", name, both_ways(function, *given, upstream=given[0]),
                 check=partial(slopes_apart, function, plain[name], given) if own else None,

@@ -113,9 +113,9 @@ def folder_atomic(path: Path) -> Iterator[Path]:
                 os.replace(work, path)
             except BaseException:
                 os.replace(aside / _OLD, path)
+                os.rmdir(aside)
                 raise
-            finally:
-                shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(aside, ignore_errors=True)
         else:
             os.replace(work, path)
     finally:

@@ -17,6 +17,7 @@ from attnbench.core.files import cache_root, write_atomic
 from attnbench.core.lock import making
 
 _TRIALS = 3
+"""Times that a way is timed anew before it is refused."""
 
 _log = logging.getLogger(__name__)
 

@@ -17,8 +17,6 @@ from torch.nn.functional import linear
 _LARGEST = 127
 _LEAST = 1e-30
 """Rows of no number larger than this count as zeros: the inverse of their step may be no number."""
-
-
 _DEEPEST = 1 << 16
 """Compiled code sums up products of at most 255 * 127 in 32 bits."""
 

@@ -138,10 +138,13 @@ def set_at(raw: Raw, dotted: str, value: Any, *, merge: bool) -> None:
         if not isinstance(child, dict):
             raise ValueError(f"'{name}' in '{dotted}' is {child!r}, not a mapping")
         node = child
+    if not merge:
+        node[last] = copy.deepcopy(value)
+        return
     below = node.get(last)
     if below is None and isinstance(value, Mapping) and "kind" not in value:
         below = _left_out([*parents, last], *value)
-    node[last] = _laid(below, value) if merge else copy.deepcopy(value)
+    node[last] = _laid(below, value)
 
 
 def _left_out(path: Sequence[str], *within: str) -> Raw:

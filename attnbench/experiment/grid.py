@@ -203,8 +203,8 @@ def _cell(
 
 
 def _require_kinds(raw: Raw, picks: Sequence[tuple[str, int, Any]], document: Document) -> None:
-    """Raise SpecError where a piece of a cell puts another kind into the place of one that an axis names: the row would
-    be called by what it is not."""
+    """Raise SpecError where an entry, as a piece of a cell, puts another kind into the place of one that an axis names:
+    the row would be called by what it is not."""
     for path, index, value in picks:
         kind = value.get("kind") if isinstance(value, Mapping) else value
         node = _node(raw, tuple(path.split(".")))
@@ -213,8 +213,8 @@ def _require_kinds(raw: Raw, picks: Sequence[tuple[str, int, Any]], document: Do
         if node["kind"] != kind:
             raise SpecError(
                 f"{document.at('grid', 'axes', path, index)}: grid.axes.{path}: '{label_of(value)}' gives way to the "
-                f"kind '{node['kind']}', which an entry of the axis '{WHOLE_CELL}' names; leave one of the two axes "
-                "out (the spec's own by --set 'grid.axes={}')"
+                f"kind '{node['kind']}', which an entry of another axis names; leave one of the two axes out (the "
+                "spec's own by --set 'grid.axes={}')"
             )
 
 

@@ -187,7 +187,9 @@ def test_a_kind_that_a_piece_of_a_cell_takes_away_is_told(bench: Any):
     pieces = "cell: [{label: a, model: {kind: gru, layers: 1, width: 8}}, {label: b, train: {clip: 1.0}}]"
     for first, second in (("model: [lstm]", pieces), (pieces, "model: [lstm]")):
         (said,) = fault(bench, f"grid:\n  axes:\n    {first}\n    {second}\n")
-        assert "grid.axes.model: 'lstm' gives way to the kind 'gru', which an entry of the axis 'cell' names" in said
+        assert (
+            "grid.axes.model: 'lstm' gives way to the kind 'gru', which an entry of another axis names; leave" in said
+        )
     same = cells(bench, f"grid:\n  axes:\n    model: [{{label: G, kind: gru, dropout: 0.3}}]\n    {pieces}\n")
     assert [cell.spec.model.dropout for cell in same] == [0.3, 0.3]
 
