@@ -14,9 +14,9 @@ SCHEMA = 1
 
 
 class Exponent(NamedTuple):
-    """The slope of log time over log size, from `least` to `most`, of the least times. spread: half of what lies
-    between the least and the most of single rounds'; None of one round. last: between the two largest sizes, where
-    there are more."""
+    """The slope of log time over log size, from `least` to `most`: the median of single rounds'. spread: half of what
+    lies between the least and the most of them; None of one round. last: between the two largest sizes, where there are
+    more."""
 
     slope: float
     least: int
@@ -182,9 +182,8 @@ def _note(section: Section) -> str:
     if any(each.share is not None for each in section.timings):
         parts.append(f". %: of the rate at which the machine does {section.limit} in the same rounds")
     if section.exponents:
-        parts.append(". Exponent: the slope of log time over log size, of least times")
-        parts.append("; ±: half of what lies between the least and the most of single rounds'")
-        parts.append("; last: between the two largest sizes")
+        parts.append(". Exponent: the slope of log time over log size, the median of those of single rounds, ± half of")
+        parts.append(" what lies between the least and the most of them; last: between the two largest sizes")
     first = sum(each.first for each in section.timings)
     return f"{''.join(parts)}. First calls, not counted: {_duration(first)} in all."
 

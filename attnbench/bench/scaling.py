@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -147,13 +148,14 @@ def exponents(measured: Sequence[tuple[int, Timing]]) -> dict[str, Exponent]:
 
 
 def _exponent(points: Sequence[tuple[int, Timing]]) -> Exponent:
-    """Of least times, which other work on the machine moves least."""
-    least = [(size, timing.low) for size, timing in points]
-    sizes, turns = [size for size, _ in points], zip(*(timing.rounds for _, timing in points), strict=True)
-    slopes = [slope(list(zip(sizes, turn, strict=True))) for turn in turns]
+    """The medians of single rounds', as multiples are: what slows a machine for minutes meets all sizes."""
+    sizes = [size for size, _ in points]
+    turns = [list(zip(sizes, turn, strict=True)) for turn in zip(*(each.rounds for _, each in points), strict=True)]
+    slopes, lasts = ([slope(turn[first:]) for turn in turns] for first in (0, -2))
     return Exponent(
-        slope(least), sizes[0], sizes[-1],
-        (max(slopes) - min(slopes)) / 2 if len(slopes) > 1 else None, slope(least[-2:]) if len(least) > 2 else None,
+        statistics.median(slopes), sizes[0], sizes[-1],
+        (max(slopes) - min(slopes)) / 2 if len(slopes) > 1 else None,
+        statistics.median(lasts) if len(sizes) > 2 else None,
     )  # fmt: skip
 
 

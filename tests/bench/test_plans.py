@@ -340,14 +340,13 @@ def test_outputs_that_are_shorter_than_told_are_found(monkeypatch):
 
 def test_exponents():
     def timing(name, size, *rounds):
-        return size, Timing(f"length {size}", name, 7.0, min(rounds), 7.0, 0, 1, None, rounds=rounds)  # no medians
+        return size, Timing(f"length {size}", name, 7.0, 7.0, 7.0, 0, 1, None, rounds=rounds)  # no medians of times
 
     straight = [timing("a", n, 3e-6 * n**1.5) for n in (100, 10, 1000)]
-    bent = [timing("b", 10, 1.0, 1.1), timing("b", 100, 1.0, 10.0), timing("b", 1000, 110.0, 100.0)]
+    bent = [timing("b", 10, 1, 1, 1), timing("b", 100, 1, 10, 1), timing("b", 1000, 100, 100, 10_000)]
     assert scaling.exponents([*straight, *bent, timing("c", 10, 1.0)]) == {
         "a": (pytest.approx(1.5), 10, 1000, None, pytest.approx(1.5)),
-        # by rounds 1.02 and 0.98
-        "b": (pytest.approx(1.0), 10, 1000, pytest.approx(math.log10(1.21) / 4), pytest.approx(2.0)),
+        "b": (pytest.approx(1.0), 10, 1000, pytest.approx(0.5), pytest.approx(2.0)),  # by rounds 1, 1, 2 and 2, 1, 4
     }
     assert scaling.exponents(straight[:2])["a"].last is None  # it is the whole
 
@@ -360,7 +359,9 @@ def test_cost_is_told_group_by_group(monkeypatch):
     monkeypatch.setattr(scaling, "cases", cases)
     plan = plans.Plan(Runtime(CPU), 1, True, [])
     monkeypatch.setattr(
-        plans.Plan, "time", lambda self, made, yardstick, **more: [Timing("g", "a", n, n, n, 0, 1, None) for n in made]
+        plans.Plan,
+        "time",
+        lambda self, made, yardstick, **more: [Timing("g", "a", n, n, n, 0, 1, None, rounds=(n,)) for n in made],
     )
     found = [
         [(each.title, each.exponents, each.limit) for each in sections] for sections in plans.scaling_sections(plan)

@@ -101,7 +101,7 @@ def test_exponents_of_other_sizes_say_so():
     slopes = {"base": Exponent(1.5, 512, 65536, 0.042, 1.987), "a": Exponent(1.94, 512, 8192, 0.1)}
     (table,) = tables([found._replace(exponents=slopes)])
     assert [line[-1] for line in table.lines] == ["1.50 ±0.04, last 1.99", "1.94 ±0.10 (512 to 8,192)"]
-    assert "Exponent: the slope of log time over log size, of least times; ±: half" in table.note
+    assert "Exponent: the slope of log time over log size, the median of those of single rounds, ± half" in table.note
 
 
 def test_a_name_that_a_group_has_not_leaves_its_place_empty():
