@@ -16,7 +16,10 @@ _WIDTH = 9.0
 _STYLES = (("-", "o"), ("--", "s"), (":", "^"))
 """Dashes and markers of ten lines each, since colours come again."""
 _COSTS = [mantissa * 10.0**power for power in range(-4, 6) for mantissa in (1, 1.2, 1.5, 2, 3, 5, 7)]
-_TICKS = [mantissa * 10.0**power for power in range(-9, 9) for mantissa in (1, 2, 5)]
+_DECADES = [10.0**power for power in range(-9, 9)]
+_TICKS = [mantissa * decade for decade in _DECADES for mantissa in (1, 2, 5)]
+_MOST = 10
+"""Ticks that an axis has room for."""
 
 
 def draw(sections: Sequence[Section], path: Path) -> bool:
@@ -79,7 +82,8 @@ def _bars(section: Section, axis: Any) -> None:
     axis.plot(ratios, labels, ".", color="black", markersize=3)  # a bar to 1 has no length
     axis.axvline(1.0, color="black", linewidth=0.8)
     least, most = min([*ratios, 1]), max([*ratios, 1])
-    ticks = [tick for tick in _TICKS if 0.4 * least <= tick <= 2.5 * most]
+    some, few = ([tick for tick in ticks if 0.4 * least <= tick <= 2.5 * most] for ticks in (_TICKS, _DECADES))
+    ticks = some if len(some) <= _MOST else few
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.set_xlim(min([*ticks, 0.9 * least]), max([*ticks, 1.1 * most]))
     axis.minorticks_off()
