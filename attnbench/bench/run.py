@@ -96,8 +96,8 @@ def _require_comparable(
     if not any(returns(title, group) for (title, group, _), _ in ratios(earlier)):
         raise SpecError(NOTHING_IN_COMMON)
     was = earlier["signature"]
-    told = {"precision"} if set(what) == {"transforms"} else set[str]()  # which are float32 whatever was asked for
-    both = [name for name in signature if name in was and name not in told]
+    without = {"precision"} if set(what) == {"transforms"} else set[str]()  # they are float32 whatever was asked for
+    both = [name for name in signature if name in was and name not in without]
     differ = [f"{name} ({was[name]}, now {signature[name]})" for name in both if was[name] != signature[name]]
     if differ:
         raise SpecError(

@@ -187,7 +187,7 @@ def _cell(
             _lay(raw, path, content)
         except ValueError as error:
             raise SpecError(f"{document.at(*entry)}: grid.axes.{path}.{index}: {error}") from None
-        _forget(lines, target, _node(before, target), _node(raw, target))
+        _forget(lines, target, node_at(before, target), node_at(raw, target))
         _move_lines(lines, entry, target, document.at(*entry))
     _require_kinds(raw, picks, document)
     if seed is not None:
@@ -207,7 +207,7 @@ def _require_kinds(raw: Raw, picks: Sequence[tuple[str, int, Any]], document: Do
     the row would be called by what it is not."""
     for path, index, value in picks:
         kind = value.get("kind") if isinstance(value, Mapping) else value
-        node = _node(raw, tuple(path.split(".")))
+        node = node_at(raw, tuple(path.split(".")))
         if path == WHOLE_CELL or not isinstance(kind, str) or not isinstance(node, Mapping) or "kind" not in node:
             continue
         if node["kind"] != kind:
@@ -263,7 +263,8 @@ def _lay(raw: Raw, path: str, content: Any) -> None:
         set_at(raw, name, value, merge=True)
 
 
-def _node(raw: Any, path: YamlPath) -> Any:
+def node_at(raw: Any, path: YamlPath) -> Any:
+    """What stands at a path of nested mappings; None where it leads nowhere."""
     for name in path:
         raw = raw.get(name) if isinstance(raw, Mapping) else None
     return raw

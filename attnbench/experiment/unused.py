@@ -9,7 +9,7 @@ from attnbench.attention.types import ROLES
 from attnbench.core.files import YamlPath
 from attnbench.core.spec import Spec, dotted, location, unused_fields
 from attnbench.experiment.document import header_of, label_of
-from attnbench.experiment.grid import Cell, Experiment
+from attnbench.experiment.grid import Cell, Experiment, node_at
 from attnbench.models.transformer import PRESETS
 
 
@@ -70,8 +70,7 @@ def _left_behind(experiment: Experiment) -> Iterator[str]:
     document = experiment.document
     for axis, values in header_of(document).grid.axes.items():
         names = axis.split(".")
-        below = functools.reduce(lambda node, name: node.get(name) if isinstance(node, Mapping) else None, names,
-                                 document.raw)  # fmt: skip
+        below = node_at(document.raw, tuple(names))
         for index, value in enumerate(values):
             entry = {"kind": value} if isinstance(value, str) else value
             cell = next((cell for cell in experiment.cells if cell.axes[axis] == label_of(value)), None)

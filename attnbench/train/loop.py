@@ -123,8 +123,8 @@ def train(
             # weights that went on are spoilt all over: where it began can no longer be seen in them
             where = LOST
             if failed == step:
-                whole = "the loss" if norm is None else "the norm of the gradient"  # of which each number is finite
-                where = _place(task, model, batches, spec, runtime) or whole
+                lost = "the loss" if norm is None else "the norm of the gradient"
+                where = _place(task, model, batches, spec, runtime) or lost
             return _diverged(failed, f"{where} is not finite", state, recorder, before)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -172,13 +172,18 @@ def test_a_divergence_before_any_checkpoint_is_a_result_without_scores(bench: An
     assert [(cell.status, cell.scored) for cell in collect(bench.runs / "tiny").cells[:1]] == [("done", False)]
 
 
-def test_a_resumed_cell_keeps_each_environment(bench: Any, monkeypatch: pytest.MonkeyPatch):
-    made = iter([{"commit": "one", "dirty": True}, {"commit": "two", "dirty": False}])
-    monkeypatch.setitem(run_cell.__globals__, "environment", lambda _: next(made))
+def cut_off(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is interrupted between its training and its scores."""
     with monkeypatch.context() as patch:
         patch.setitem(run_cell.__globals__, "evaluate", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             finish(bench, bench.experiment())
+
+
+def test_a_resumed_cell_keeps_each_environment(bench: Any, monkeypatch: pytest.MonkeyPatch):
+    made = iter([{"commit": "one", "dirty": True}, {"commit": "two", "dirty": False}])
+    monkeypatch.setitem(run_cell.__globals__, "environment", lambda _: next(made))
+    cut_off(bench, monkeypatch)
     folder, result, _ = finish(bench, bench.experiment())
     assert [(attempt["from_step"], attempt["commit"]) for attempt in environments(folder / "env.json")] == [
         (0, "one"), (4, "two"),
@@ -198,10 +203,7 @@ def test_a_training_that_goes_on_to_other_last_digits_says_so(bench: Any, monkey
     began = {"commit": "one", "dirty": False, "threads": 2, "compiled": "g++ 13", "packages": {"torch": "2.13"}}
     made = iter([began, {**began, **later}])
     monkeypatch.setitem(run_cell.__globals__, "environment", lambda _: next(made))
-    with monkeypatch.context() as patch:
-        patch.setitem(run_cell.__globals__, "evaluate", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            finish(bench, bench.experiment())
+    cut_off(bench, monkeypatch)
     _, _, heard = finish(bench, bench.experiment())
     said = [record["event"] for record in heard if "last digits" in record.get("event", "")]
     assert said == ([f"from step 4 on last digits are others than they would have been: {told}"] if told else [])
