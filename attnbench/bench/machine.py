@@ -11,7 +11,7 @@ from attnbench.bench.timer import Yardstick, seconds
 from attnbench.core import native, packed, processor
 from attnbench.core.kernels import compiles
 from attnbench.train.machine import facts
-from attnbench.train.onednn import relative_error, use_onednn_float32
+from attnbench.train.onednn import keep_few_products, relative_error, use_onednn_float32
 from attnbench.train.recorded import records
 from attnbench.train.runtime import Runtime, keep_freed_memory, multiplies_bfloat16
 
@@ -51,6 +51,7 @@ def set_up(runtime: Runtime) -> list[Choice]:
             Choice("transforms and attention", "Triton's kernels" if compiles(device) else "torch operations"),
             Choice("updates", "recorded as CUDA graphs" if records(runtime) else "computed as they come"),
         ]
+    keep_few_products()
     left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
     before = _fastest(lambda: left @ right, device)
     sent = use_onednn_float32()

@@ -16,7 +16,7 @@ import torch
 
 from attnbench.bench.timer import Case, Timing
 from attnbench.core.errors import AttnbenchError
-from attnbench.train.onednn import use_onednn_float32
+from attnbench.train.onednn import keep_few_products, keep_products_as_shipped, use_onednn_float32
 from attnbench.train.runtime import keep_freed_memory, use_device, use_threads
 
 _PATIENCE = 10
@@ -106,9 +106,12 @@ def _serve(pipe: Connection, recipe: Recipe, threads: int, device: torch.device)
     try:
         use_device(device)
         use_threads(threads)
-        if not recipe.shipped:
-            use_onednn_float32()
+        if recipe.shipped:
+            keep_products_as_shipped()
+        else:
             keep_freed_memory()
+            keep_few_products()
+            use_onednn_float32()
         case = recipe.make(*recipe.given)
         pipe.send((None, (case.group, case.name, case.work, case.check is not None, case.coarse, case.settle)))
         while (what := _asked(pipe)) is not None:

@@ -26,7 +26,7 @@ from attnbench.experiment.run import RUN_AGAIN, read_result
 from attnbench.experiment.spec import CellSpec
 from attnbench.metrics.bleu import corpus_bleu, corpus_chrf
 from attnbench.tasks.base import EVAL_TOKENS, Metrics, Task, TaskSpec
-from attnbench.train.onednn import use_onednn_float32
+from attnbench.train.onednn import keep_few_products, use_onednn_float32
 from attnbench.train.runtime import choose_device, keep_freed_memory, use_device
 from attnbench.train.state import OtherModelError, checkpoint_steps, load_average, load_weights, weights_path
 
@@ -87,6 +87,7 @@ def load_trained(
             "text, give --input and --reference"
         ) from error
     keep_freed_memory()
+    keep_few_products()
     use_onednn_float32()
     model = build_model(spec).to(use_device(choose_device(device)))
     try:

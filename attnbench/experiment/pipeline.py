@@ -30,7 +30,7 @@ from attnbench.experiment.timing import time_decoding
 from attnbench.search.greedy import GreedySpec
 from attnbench.tasks.base import EVAL_TOKENS, Metrics, Task
 from attnbench.train.loop import TrainingOutcome, train
-from attnbench.train.onednn import use_onednn_float32
+from attnbench.train.onednn import keep_few_products, use_onednn_float32
 from attnbench.train.runtime import choose_device, choose_runtime, keep_freed_memory, use_device, use_threads
 from attnbench.train.spec import TrainSpec
 from attnbench.train.state import TrainState, checkpoint_steps, load_average, load_weights, weights_path
@@ -102,6 +102,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     device = use_device(choose_device(place.device))
     use_threads(place.threads)
     keep_freed_memory()
+    keep_few_products()
     use_onednn_float32()
     runtime = choose_runtime(device, spec.train.precision)
     if runtime.precision != spec.train.precision:

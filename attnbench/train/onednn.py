@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ _SLOWER = 0.8
 _ROUNDS = 50
 """Times that each is timed, three milliseconds each: of seven, some were off by half beside another process."""
 _SIDE = 512
+_CAPACITIES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+"""Of oneDNN's cache of compiled products, and of the one that torch has before it; each is read at its first use."""
+_KEPT = "128"
 
 
 def use_onednn_float32() -> bool:
@@ -42,6 +46,24 @@ def use_onednn_float32() -> bool:
         matmul.fp32_precision = "none"
         return False
     return True
+
+
+def keep_few_products() -> None:
+    """Have oneDNN keep its code for 128 shapes of products in place of 1,024, at half a MiB each, unless the
+    environment says otherwise; does nothing once this process has multiplied by it.
+
+    Nearly every batch of text has a shape of its own, so the code for a thousand is kept in vain, and what lies
+    scattered among the tensors keeps their memory from being reused.
+    """
+    for name in _CAPACITIES:
+        os.environ.setdefault(name, _KEPT)
+
+
+def keep_products_as_shipped() -> None:
+    """Undo what `keep_few_products` left to a process that is begun by this one."""
+    for name in _CAPACITIES:
+        if os.environ.get(name) == _KEPT:
+            del os.environ[name]
 
 
 def onednn_in_use() -> bool:

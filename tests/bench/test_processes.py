@@ -117,10 +117,11 @@ class Ended:
 @pytest.mark.parametrize("shipped", [True, False])
 def test_what_is_timed_as_shipped_has_nothing_set_for_it(shipped, monkeypatch):
     found = []
-    for name in ("use_onednn_float32", "keep_freed_memory"):
+    for name in ("keep_products_as_shipped", "keep_freed_memory", "keep_few_products", "use_onednn_float32"):
         monkeypatch.setattr(processes, name, lambda name=name: found.append(name))
     processes._serve(Ended(), Recipe(living, (), shipped), torch.get_num_threads(), CPU)
-    assert found == ([] if shipped else ["use_onednn_float32", "keep_freed_memory"])
+    given = ["keep_freed_memory", "keep_few_products", "use_onednn_float32"]
+    assert found == (["keep_products_as_shipped"] if shipped else given)
 
 
 class Left:

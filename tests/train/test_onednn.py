@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +16,25 @@ import torch
 
 from attnbench.core import measured
 from attnbench.train import onednn
+from attnbench.train.runtime import multiplies_bfloat16
+
+MEET_SHAPES = """
+import ctypes, torch
+from attnbench.train.onednn import keep_few_products, keep_products_as_shipped
+keep_few_products()
+if {as_shipped}:
+    keep_products_as_shipped()
+class Mallinfo2(ctypes.Structure):
+    _fields_ = [(str(at), ctypes.c_size_t) for at in range(10)]
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Mallinfo2
+weight = torch.zeros(64, 64, dtype=torch.bfloat16)
+for rows in range(1, 401):
+    torch.zeros(rows, 64, dtype=torch.bfloat16) @ weight
+    if rows % 200 == 0:
+        print(getattr(libc.mallinfo2(), "7"))  # uordblks: bytes that are not free
+"""
+"""Bytes a process holds after it has multiplied 200 shapes, and after 400."""
 
 
 @pytest.fixture
@@ -146,3 +169,28 @@ def test_a_torch_without_the_setting_keeps_its_own(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert not onednn.use_onednn_float32()
     assert not onednn.onednn_in_use()
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="no glibc that tells what is held"
+)
+@pytest.mark.skipif(not multiplies_bfloat16(torch.device("cpu")), reason="no products in bfloat16 by oneDNN")
+@pytest.mark.parametrize("as_shipped", [False, True])
+def test_memory_does_not_grow_with_the_shapes_that_were_met(as_shipped, monkeypatch):
+    for name in onednn._CAPACITIES:
+        monkeypatch.delenv(name, raising=False)
+    command = [sys.executable, "-c", MEET_SHAPES.format(as_shipped=as_shipped)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    before, after = map(int, done.stdout.split())
+    assert (after - before > 2**25) is as_shipped
+
+
+def test_capacities_that_the_environment_names_are_left_alone(monkeypatch):
+    names = onednn._CAPACITIES
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(names[0], "7")
+    onednn.keep_few_products()
+    assert [os.environ.get(name) for name in names] == ["7", "128"]
+    onednn.keep_products_as_shipped()
+    assert [os.environ.get(name) for name in names] == ["7", None]
