@@ -24,12 +24,10 @@ from attnbench.attention.scores.dot import ScaledDotSpec
 from attnbench.attention.site import Site, Stage
 from attnbench.attention.transforms.base import TransformField, TransformSpec
 from attnbench.attention.transforms.softmax import SoftmaxSpec
-from attnbench.attention.types import ROLES, Backend, Dims, Role
+from attnbench.attention.types import MOST_POSITIONS, ROLES, Backend, Dims, Role
 from attnbench.core.spec import Spec
 
 Budget = int | Literal["inf"]
-MOST = 2**31 - 1
-"""Positions of a budget."""
 
 
 def spend(part: PatternSpec | TransformSpec, budget: int, role: Role) -> PatternSpec | TransformSpec | None:
@@ -89,7 +87,7 @@ class SiteSpec(Spec):
         count = isinstance(raw, int) and not isinstance(raw, bool) and raw >= 1
         if raw is not None and raw != "inf" and not count:
             raise ValueError(f"a budget is a whole number of positions from 1 on, or inf, not {raw!r}")
-        if isinstance(raw, int) and raw > MOST:
+        if isinstance(raw, int) and raw > MOST_POSITIONS:
             raise ValueError(f"a budget of {raw} is more positions than there can be; write inf")
         return raw
 
@@ -120,6 +118,11 @@ class SiteSpec(Spec):
         if role in site.pattern.roles:  # else that is the fault, told below
             site.pattern.require()
         site.transform.require()
+        if site.sparsify == "train" and site.transform.rows == "gates":
+            raise ValueError(
+                f"sparsify 'train' would put softmax in place of '{site.transform.kind}' in eval mode, the mean of the "
+                "values in place of a sum; drop it"
+            )
         for name in ("module", "bias", "pattern", "transform"):
             part = getattr(site, name)
             if part is not None and role not in part.roles:

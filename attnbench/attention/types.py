@@ -17,6 +17,9 @@ ROLES: tuple[Role, ...] = ("encoder_self", "decoder_self", "cross")
 Backend = Literal["auto", "dense", "banded", "flex", "sdpa", "triton"]
 """What a site goes through; auto: what takes least time, dense or banded on a processor."""
 
+MOST_POSITIONS = 2**31 - 1
+"""That a budget may name; products of two such numbers are still whole numbers of 64 bits."""
+
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(b, h, q, k) -> bool, elementwise over absolute positions; the signature of flex_attention."""
 

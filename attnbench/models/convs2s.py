@@ -171,7 +171,8 @@ class DecoderAttention(nn.Module):
     def __init__(self, spec: ConvS2SSpec, layer: int, longest_source: int | None) -> None:
         super().__init__()
         dims = Dims(layer, spec.heads, spec.embedding, spec.embedding, longest_source)
-        self.averages = spec.attention.cross.module.rows == spec.attention.cross.transform.rows == "simplex"
+        cross = spec.attention.cross
+        self.averages = cross.module.averages and cross.transform.rows == "simplex"
         self.project_query = _linear(spec.width, spec.embedding)
         self.attention = spec.attention.cross.build("cross", spec.embedding, dims, spec.attention_dropout)
         self.project_context = _linear(self.attention.context_width, spec.width)
@@ -190,7 +191,7 @@ class DecoderAttention(nn.Module):
         query = (self.project_query(states) + embedded) * HALF
         at = Positions(positions, torch.arange(memory.values.shape[2], device=positions.device))
         output = self.attention(query, memory, at, need_weights=need_weights)
-        context = output.context * scale if self.averages else output.context  # gates sum already
+        context = output.context * scale if self.averages else output.context  # a sum grows by itself
         context = (self.project_context(context) + states) * HALF
         return output._replace(context=context)
 

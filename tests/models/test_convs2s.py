@@ -349,12 +349,15 @@ def test_history_needs_a_decoder_that_runs_step_by_step(monkeypatch):
 
 @torch.no_grad()
 def test_only_a_mean_is_scaled_by_the_length():
-    """Rows that sum to 1 give a mean, which shrinks with the source; gates and fixed-size memory give sums."""
+    """Rows that sum to 1 give a mean, which shrinks with the source; gates and slots that states are spread over give
+    sums."""
     source = Source(torch.tensor([[5, 3, 9, 2]]), torch.ones(1, 4, dtype=torch.bool))
     for cross, averages in (
         ({"transform": "softmax"}, True),
         ({"transform": "sigmoid"}, False),
         ({"module": {"kind": "fixed_memory", "slots": 2}}, False),
+        ({"module": {"kind": "fixed_memory", "slots": 2, "enc_norm": "time"}}, True),
+        ({"module": {"kind": "fixed_memory", "slots": 2, "enc_norm": "time"}, "transform": "sigmoid"}, False),
     ):
         spec = models.parse({"kind": "convs2s", "layers": 1, "embedding": 4, "width": 4, "attention": {"cross": cross}})
         model = spec.build(Sizes(11, 11, False, 0)).double().eval()

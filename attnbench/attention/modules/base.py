@@ -94,8 +94,6 @@ class ModuleSpec(Spec):
     """The stages of the pipeline that it uses; another one given beside it is a fault."""
     headed: ClassVar[bool | None] = None
     """Whether the model's heads split the width of the queries; None: nobody knows."""
-    rows: ClassVar[Literal["simplex", "gates"]] = "simplex"
-    """simplex: the weights it tells over the keys sum to 1 where the transform's do. gates: they need not."""
     paper: ClassVar[str] = ""
 
     def __init_subclass__(cls, **given: Any) -> None:
@@ -110,6 +108,11 @@ class ModuleSpec(Spec):
     def most(self) -> int | None:
         """The most keys that the site's transform weighs, where the module decides it; None: as many as there are."""
         return None
+
+    @property
+    def averages(self) -> bool:
+        """Whether a context is a mean of values where the transform's weights sum to 1; else it may be any sum."""
+        return True
 
     def require(self, longest_source: int | None) -> None:
         """Raise ValueError when a field was not given that what is known of the sources' length cannot replace."""

@@ -126,7 +126,6 @@ class FixedMemorySpec(ModuleSpec):
     roles: ClassVar[frozenset[Role]] = frozenset({"cross"})
     stages: ClassVar[frozenset[Stage]] = frozenset({"transform"})
     headed: ClassVar[bool | None] = False
-    rows: ClassVar[Literal["simplex", "gates"]] = "gates"
     paper: ClassVar[str] = "Britz et al. 2017, sections 3.1 to 3.3"
 
     slots: int = Field(default=32, ge=1)
@@ -155,6 +154,10 @@ class FixedMemorySpec(ModuleSpec):
                 "nothing; drop enc_norm, or take a transform like 'softmax'"
             )
         return self
+
+    @property
+    def averages(self) -> bool:
+        return self.enc_norm == "time"
 
     @property
     def most(self) -> int:

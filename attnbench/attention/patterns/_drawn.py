@@ -1,7 +1,7 @@
 """Draws that need no state: which keys a row draws is decided by a hash of seed, site, layer, head, query and turn.
 
-So the draw of a row is the same in training and in a step of decoding, and whatever the padding and the batch; and it
-costs no more than its keys, however many it draws from.
+So the draw of a row is the same in training and in a step of decoding, and whatever the padding and the batch; and its
+cost hangs on how many keys it draws (each is compared with those before it), not on how many it draws from.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DrawnSpec(FixedSpec):
 
     drawn: ClassVar[bool] = True
 
-    seed: int | None = Field(default=None, ge=0)
+    seed: int | None = Field(default=None, ge=0, le=_WORD)
     """Of the draw; left out: the run's."""
 
     def __init_subclass__(cls, **given: Any) -> None:
@@ -105,6 +105,10 @@ class Drawn:
         keys, there = self._draw_up_to(distinct.view(-1, *ends.shape[1:]), h, q)
         return keys.index_select(0, which), there.index_select(0, which)
 
+    def _turns(self, count: Tensor) -> int:
+        """Those that draw anything, for rows that draw from so many keys. A GPU is not waited for: all of them there."""
+        return min(self.n, int(count.max())) if count.is_cpu and count.numel() else self.n
+
     def _draw_up_to(self, end: Tensor, h: Tensor, q: Tensor) -> tuple[Int[Tensor, "... n"], Bool[Tensor, "... n"]]:
         """Floyd's method (Bentley and Floyd 1987): turn i draws one of the first c - n + i + 1 of c keys, or the last
         of these where that one was drawn before."""
@@ -116,8 +120,8 @@ class Drawn:
             count = count.where(q >= extent.tokens, 0)
         row = _mixed(_mixed(h + self.start) + q)
         fewest = (count - self.n).clamp(min=0)
-        place = (row + fewest).expand(self.n, *torch.broadcast_shapes(row.shape, fewest.shape)).clone()  # all turns
-        for turn in range(self.n):
+        place = row.new_zeros(self.n, *torch.broadcast_shapes(row.shape, fewest.shape))
+        for turn in range(self._turns(count)):
             last = fewest + turn
             one = _mixed(row + turn) % (last + 1)
             place[turn] = one.where((place[:turn] != one).all(0), last) if turn else one

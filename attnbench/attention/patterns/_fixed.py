@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from attnbench.attention.patterns.base import Extent, Layout, PatternSpec, hashable
-from attnbench.attention.types import MaskMod, Role
+from attnbench.attention.types import MOST_POSITIONS, MaskMod, Role
 from attnbench.core.inherit import is_outdated
 
 
@@ -25,7 +25,7 @@ class FixedSpec(PatternSpec):
     sparse: ClassVar[bool] = True
     paper: ClassVar[str] = "Extremely Sparse Transformer, section 4.3"
 
-    n: int | None = Field(default=None, ge=1)
+    n: int | None = Field(default=None, ge=1, le=MOST_POSITIONS)
     """Attended positions of a row that is far from both ends."""
 
     def __init_subclass__(cls, **given: Any) -> None:

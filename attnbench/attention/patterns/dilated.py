@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnbench.attention.patterns._fixed import FixedSpec, reach
 from attnbench.attention.patterns.base import Extent, patterns
-from attnbench.attention.types import Role
+from attnbench.attention.types import MOST_POSITIONS, Role
 
 
 @patterns.register
@@ -19,7 +19,7 @@ class DilatedSpec(FixedSpec):
 
     kind: Literal["dilated"] = "dilated"
 
-    dilation: int = Field(default=2, ge=1)
+    dilation: int = Field(default=2, ge=1, le=MOST_POSITIONS)
     """Steps from one attended position to the next; 1 is the window."""
 
     def unused(self) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from attnbench.attention.transforms._simplex import Normaliser, centre, check_mask, normalise, renormalise
 from attnbench.attention.transforms.base import Fused, ScoreTransform, TransformSpec, refuse, transforms
 from attnbench.attention.transforms.softmax import SOFTMAX, slope
-from attnbench.attention.types import Dims, Role
+from attnbench.attention.types import MOST_POSITIONS, Dims, Role
 
 Ties = Literal["threshold", "index"]
 
@@ -128,11 +128,11 @@ class TopKSpec(TransformSpec):
     kind: Literal["topk"] = "topk"
     paper: ClassVar[str] = "Zhao et al. 2019 (Explicit Sparse Transformer), eq. 2-4"
 
-    k: int | None = Field(default=None, ge=0)
+    k: int | None = Field(default=None, ge=0, le=MOST_POSITIONS)
     """Keys that a row keeps; 0 or null keeps all."""
     ratio: float | None = Field(default=None, gt=0, le=1)
     """Instead of k: the part of its valid keys that a row keeps, rounded up."""
-    at_least: int = Field(default=1, ge=1)
+    at_least: int = Field(default=1, ge=1, le=MOST_POSITIONS)
     """With ratio: the fewest keys a row keeps."""
     ties: Ties = "threshold"
     """Keys equal to the k-th best: `threshold` keeps all of them, `index` those that come first, k in all."""

@@ -16,7 +16,7 @@ from attnbench.attention.transforms._simplex import Normaliser, centre, check_ma
 from attnbench.attention.transforms.base import Fused, ScoreTransform, TransformSpec, refuse, transforms
 from attnbench.attention.transforms.softmax import slope
 from attnbench.attention.transforms.topk import largest
-from attnbench.attention.types import Dims, Role
+from attnbench.attention.types import MOST_POSITIONS, Dims, Role
 
 
 def topk_oow(
@@ -59,7 +59,7 @@ class TopKOutOfWindowSpec(TransformSpec):
     roles: ClassVar[frozenset[Role]] = frozenset({"encoder_self", "decoder_self"})
     paper: ClassVar[str] = "Extremely Sparse Transformer, section 4 (top-k out of window)"
 
-    n: int | None = Field(default=None, ge=1)
+    n: int | None = Field(default=None, ge=1, le=MOST_POSITIONS)
     """Keys that a row keeps in all."""
 
     def require(self) -> None:

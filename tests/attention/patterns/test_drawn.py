@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnbench.attention import build_pattern
+from attnbench.attention.patterns import _drawn
 from attnbench.attention.patterns.base import dense, patterns
 from attnbench.attention.patterns.bigbird import BigBirdSpec
 from attnbench.attention.patterns.random import RandomSpec
@@ -127,6 +128,18 @@ def test_sources_without_tokens_have_nothing_to_draw():
     assert rule is not None
     assert not dense(rule, Positions(torch.arange(3), torch.arange(2)), rows=2).any()
     assert build_pattern("random", n=2).dense(0, 0).shape == (0, 0)
+
+
+def test_turns_in_which_nothing_is_left_to_draw_are_left_out(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(_drawn, "_mixed", lambda x, mixed=_drawn._mixed: drawn.append(x) or mixed(x))
+    once = {}
+    for n in (11, 12, 700):
+        drawn.clear()
+        mask = build_pattern("random", n=n).dense(12, 12, "encoder_self")
+        assert torch.equal(mask.sum(1), torch.full((12,), min(n, 12)))
+        once[n] = len(drawn)
+    assert once[700] == once[12] == once[11] + 1
 
 
 def test_a_draw_from_unknown_keys_is_refused():
