@@ -5,7 +5,7 @@ A decoder step, with s the decoder state, c the context, e the embedded input to
 
 - query `current` (Luong): `s_t = cell([e_t; fed], s_{t-1})`, `c_t = attend(s_t)`;
 - query `previous` (Bahdanau): `c_t = attend(s_{t-1})`, `s_t = cell([e_t; c_t], s_{t-1})`;
-- readout `state`: `r = s_t`; `attentional`: `r = tanh(W [c_t; s_t])`; `concat`: `r = [s_t; c_t; e_t]`;
+- readout `state`: `r = s_t`; `attentional`: `r = tanh(W [c_t; s_t] + b)`; `concat`: `r = [s_t; c_t; e_t]`;
 - logits `W_o r + b_o`.
 """
 
@@ -46,7 +46,7 @@ class RecurrentSpec(ModelSpec):
     embedding: int | None = Field(default=None, ge=1)
     """Width of the embeddings; null: that of the layers."""
     bidirectional: bool = False
-    """The encoder reads both ways; `tanh(W [forward; backward])` of its last states starts each decoder layer."""
+    """The encoder reads both ways; `tanh(W [forward; backward] + b)` of its last states starts each decoder layer."""
     query: Literal["current", "previous"] = "current"
     """What attends: the state after the step (Luong) or before it, so that the context is an input (Bahdanau)."""
     input_feeding: Literal["none", "attentional", "context"] = "none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from model_cases import (
     fitted,
     logits,
     roles,
+    small,
     tokens,
 )
 from torch import Tensor, nn
@@ -378,3 +380,31 @@ def test_what_is_longer_than_the_model_names_the_mend(raw):
         _, state = model.step(memory, state, torch.tensor([BOS, BOS]))
     with pytest.raises(AttnbenchError, match=f"a sequence of 7 tokens is {mend}"):
         model.step(memory, state, torch.tensor([BOS, BOS]))
+
+
+@pytest.mark.parametrize("kind", models.kinds())
+@torch.no_grad()
+def test_every_layer_draws_keys_of_its_own(kind):
+    places = {role: {"pattern": {"kind": "random", "n": 2}} for role in roles(kind)}
+    model = build(fitted({"kind": kind, **small(kind)[0], "attention": places}, layers=2))
+    source = Source(torch.full((1, 40), 5), torch.ones(1, 40, dtype=torch.bool))
+    maps = model.decode(model.encode(source), torch.full((1, 40), 7), need_weights=True).maps
+    assert maps is not None
+    for role, layers in maps.items():
+        for one, other in itertools.pairwise(layers):
+            assert (one > 0).logical_and(other > 0).sum() < 0.5 * (one > 0).sum(), role
+
+
+@pytest.mark.parametrize("kind", models.kinds())
+@torch.no_grad()
+def test_position_encodings_are_those_of_the_longest_source(kind):
+    def hidden(longest_source: int, longest: int | None = None) -> Tensor:
+        module = {"kind": "fixed_memory", "slots": 3, "positions": True, "longest": longest}
+        raw = {"kind": kind, **small(kind)[0], "attention": {"cross": {"module": module}}}
+        torch.manual_seed(0)
+        model = models.parse(raw).build(Sizes(VOCABULARY, VOCABULARY, False, PAD, longest_source)).double().eval()
+        source, target_in, _ = batch()
+        return model.decode(model.encode(source), target_in).hidden
+
+    assert torch.equal(hidden(17), hidden(5, 17))
+    assert not torch.allclose(hidden(17), hidden(5))

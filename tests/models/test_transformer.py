@@ -261,6 +261,10 @@ def test_dropout_stands_where_it_is_asked_for():
         assert not torch.equal(model.encode(source).cross[0].keys, model.encode(source).cross[0].keys), name
         model.eval()
         assert torch.equal(model.encode(source).cross[0].keys, model.encode(source).cross[0].keys), name
+        memory = model.encode(source)
+        assert torch.equal(model.decode(memory, source.data).hidden, model.decode(memory, source.data).hidden), name
+        model.train()
+        assert not torch.equal(model.decode(memory, source.data).hidden, model.decode(memory, source.data).hidden), name
     model = build().train()
     assert torch.equal(model.encode(source).cross[0].keys, model.encode(source).cross[0].keys)
 

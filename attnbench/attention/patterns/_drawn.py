@@ -106,7 +106,7 @@ class Drawn:
         return keys.index_select(0, which), there.index_select(0, which)
 
     def _turns(self, count: Tensor) -> int:
-        """Those that draw anything, for rows that draw from so many keys. A GPU is not waited for: all of them there."""
+        """Those that draw, of rows with so many keys to draw from; all of them on a GPU, which nobody waits for."""
         return min(self.n, int(count.max())) if count.is_cpu and count.numel() else self.n
 
     def _draw_up_to(self, end: Tensor, h: Tensor, q: Tensor) -> tuple[Int[Tensor, "... n"], Bool[Tensor, "... n"]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -88,6 +89,48 @@ def test_predicted_learns_what_words_and_neighbours_decide(taught):
     source = lesson([(4, 1), (8, 1), (3, 2), (5, 1)])
     assert (taught._tag(source).argmax(-1) + 1)[0, :4].tolist() == [3, 1, 2, 1]
     assert taught(source)[0, 0] > taught(source)[0, 2] > taught(source)[0, 1]
+
+
+def test_f1_is_of_positions_that_are_right_and_not_1(monkeypatch):
+    """Of fertilities above 1, 4 are true and 3 are said, and 2 are those; 4 of 7 words are right in all."""
+    true, said = [1, 1, 1, 2, 2, 3, 4], [1, 1, 2, 2, 1, 3, 1]
+    tagger = build(SMALL)
+    logits = torch.nn.functional.one_hot(torch.tensor([[*said, 2]]) - 1, SMALL["most"]).double()  # wrong of the sink
+    monkeypatch.setattr(tagger, "_tag", lambda source: logits)
+    weights = torch.tensor([0.5, 1, 1, 1], dtype=torch.double)
+    f1, accuracy, nats = tagger._judge([lesson([(4, fertility) for fertility in true])], weights)
+    assert f1 == pytest.approx(2 * 2 / (4 + 3))
+    assert accuracy == pytest.approx(4 / 7)
+    right, wrong = (math.log(math.e + 3) - logit for logit in (1, 0))
+    of_each = [
+        (0.5 if one == 1 else 1) * (right if one == other else wrong) for one, other in zip(true, said, strict=True)
+    ]
+    assert nats == pytest.approx(sum(of_each))
+
+
+def test_lessons_come_in_another_order_each_epoch_and_with_dropout(monkeypatch):
+    tagger = build({**SMALL, "layers": 2, "dropout": 0.4, "epochs": 3})
+    lessons = [lesson([(word, 2)]) for word in (3, 4, 5, 6, 7, 8)]
+    orders, widths = [], []
+
+    def tag(source, tag=tagger._tag):
+        assert tagger.training is torch.is_grad_enabled()
+        if tagger.training:
+            orders.append(int(source.data[0, 0]))
+        return tag(source)
+
+    def note(module, given):
+        assert module.training is tagger.training
+        widths.append(given[0].shape[-1])
+
+    monkeypatch.setattr(tagger, "_tag", tag)
+    tagger.dropout.register_forward_pre_hook(note)
+    tagger.learn(lessons, lessons[:1], seed=1)
+    epochs = [orders[start : start + 6] for start in (0, 6, 12)]
+    assert [sorted(epoch) for epoch in epochs] == [[3, 4, 5, 6, 7, 8]] * 3
+    assert len(set(map(tuple, epochs))) == 3
+    assert set(zip(widths[::2], widths[1::2], strict=True)) == {(SMALL["embedding"], 2 * SMALL["width"])}
+    assert tagger.tagger.dropout == tagger.dropout.p == 0.4
 
 
 def test_the_weights_of_the_best_epoch_stay():
