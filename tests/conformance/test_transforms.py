@@ -234,6 +234,7 @@ def test_a_valid_nan_or_infinity_spoils_its_row_alone(apply, content):
     valid[1, :, 2, 6] = False
     wanted, wanted_grad = apply.pull(scores, valid)
     scores[1, 0, 2, 3] = content
+    scores[1, 0, 2, 4] = torch.finfo(scores.dtype).min  # with which some fill what they mask
     scores[1, 0, 2, 5] = -INF
     weights, grad = apply.pull(scores, valid)
     row, row_grad = weights[1, 0, 2], grad[1, 0, 2]

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from attnbench.attention.backends._blocks import sums_of
-from attnbench.attention.transforms._climb import SETTLED, base_of, mass_of, step_of
+from attnbench.attention.transforms._climb import base_of, goes_on, mass_of, step_of
 
 STEPS: tl.constexpr = tl.constexpr(4)
 """Of Newton's method on the largest scores of classes alone, before the others join."""
@@ -93,9 +93,10 @@ def root_of(first, second, third, fourth, centre, e, KIND: tl.constexpr, BLOCK_M
             more, rest = mass_of(third, t[:, None], e, KIND)
             mass, part = mass + more, part + rest
             more, rest = mass_of(fourth, t[:, None], e, KIND)
-            step = step_of(tl.sum(mass + more, 1), tl.sum(part + rest, 1), e, KIND)
+            part_sum = tl.sum(part + rest, 1)
+            step = step_of(tl.sum(mass + more, 1), part_sum, e, KIND)
             t += step
-            going = tl.max((step > SETTLED * (1.0 + t)).to(tl.int32), 0)
+            going = tl.max(goes_on(step, part_sum, t, KIND).to(tl.int32), 0)
     return t, base_of(hidden, t, e) == 0.0
 
 

@@ -26,7 +26,7 @@ from attnbench.attention.backends._blocks import (
     sums_of,
 )
 from attnbench.attention.backends._dropout import drawn_for, kept_at
-from attnbench.attention.transforms._climb import SETTLED, TOPK, mass_of, step_of
+from attnbench.attention.transforms._climb import TOPK, goes_on, mass_of, step_of
 
 LEAST: tl.constexpr = tl.constexpr(-3.0e38)
 """Below every score but that of a key that is not looked at."""
@@ -250,7 +250,7 @@ def mix(
                 mass_sum, part_sum = sums_of(d, t, e, KIND)
                 step = step_of(mass_sum, part_sum, e, KIND)
                 t += step
-                going = tl.max((step > SETTLED * (1.0 + t)).to(tl.int32), 0)
+                going = tl.max(goes_on(step, part_sum, t, KIND).to(tl.int32), 0)
         mass, part = mass_of(d, t[:, None], e, KIND)
         mass, part = tl.where(s > float("-inf"), mass, 0.0), tl.where(s > float("-inf"), part, 0.0)
     shared = tl.sum(mass, 1)

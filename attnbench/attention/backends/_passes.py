@@ -21,7 +21,7 @@ from attnbench.attention.backends._blocks import (
 )
 from attnbench.attention.backends._classes import taken, taken_pair
 from attnbench.attention.backends._dropout import kept_in
-from attnbench.attention.transforms._climb import SETTLED, TOPK, step_of
+from attnbench.attention.transforms._climb import TOPK, goes_on, step_of
 
 
 @triton.jit
@@ -260,6 +260,6 @@ def root_from(
         step = step_of(mass_sum, part_sum, e, KIND)
         t += step
         rounds += 1
-        going = tl.max((step > SETTLED * (1.0 + t)).to(tl.int32), 0)
+        going = tl.max(goes_on(step, part_sum, t, KIND).to(tl.int32), 0)
         going = tl.where(rounds >= ROUNDS, 0, going)
     return t

@@ -22,7 +22,7 @@ from attnbench.attention.backends._blocks import (
 from attnbench.attention.backends._classes import kth_of, root_of
 from attnbench.attention.backends._dropout import drawn_for
 from attnbench.attention.backends._passes import around_of, largest_of, mixed_of, root_from
-from attnbench.attention.transforms._climb import ENTMAX15, SETTLED, SPARSEMAX, TOPK, step_of
+from attnbench.attention.transforms._climb import ENTMAX15, SPARSEMAX, TOPK, goes_on, step_of
 
 
 @triton.jit
@@ -98,7 +98,7 @@ def peaks(
             )  # fmt: skip
             if KIND == ENTMAX15:
                 step = tl.where(rows, step_of(mass_sum, part_sum, e, KIND), 0.0)
-                going = tl.max((step > SETTLED * (1.0 + t)).to(tl.int32), 0)
+                going = tl.max(goes_on(step, part_sum, t, KIND).to(tl.int32), 0)
                 t = tl.where(going > 0, t + step, t)
     store_rows(
         out + b * ob + h * oh, om, slope + bh * queries * value_width, threshold, most, inverse, row, place, rows,

@@ -74,6 +74,8 @@ _CLASSES: dict[int, int] = {0: 32, 1: 32, 2: 64}
 """Of how many classes of keys the four largest scores are kept, by kind, for a first search (_classes.py)."""
 _FEW = 32
 """The largest k of top-k that is searched for among them."""
+_FARTHEST = 2**31 - 1
+"""Numbers from the first state of a head to its last: places of states have 32 bits."""
 _SCATTERED = 8
 """The largest k of top-k whose keys seldom share a class of 32 by fours."""
 
@@ -92,11 +94,18 @@ def attend(
     """Context of every query, in the type of the values. scale: of the products. causal: query i stands at the place
     K - Q + i of the keys. dropout: on the weights, drawn from torch's generator.
 
-    Raises MissingExtraError where neither Triton nor a GPU is there.
+    Raises MissingExtraError where neither Triton nor a GPU is there, ValueError for heads of more numbers than the
+    kernels count.
     """
     if kernels() is None or not (query.is_cuda or interpreted()):
         raise MissingExtraError(
             "the backend 'triton' needs a CUDA device and the package triton; drop `backend: triton`, or take both"
+        )
+    reaches = [each.shape[2] * each.stride(2) for each in (query, keys, values)]
+    if max(*reaches, query.shape[1] * query.shape[2] * values.shape[3]) > _FARTHEST:
+        raise ValueError(
+            f"the kernels find no more than {_FARTHEST:,} numbers from the first state of a head to its last; attend to "
+            "a part of the queries at a time, or drop `backend: triton`"
         )
     wide = functools.reduce(torch.promote_types, (each.dtype for each in (query, keys, values)))
     if interpreted() and wide == torch.bfloat16:  # whose bits Triton's interpreter would multiply as whole numbers
@@ -373,6 +382,7 @@ def _is_short(keys: Tensor, sizes: dict[str, Any]) -> bool:
 
 
 def _last_dense(states: Tensor) -> Tensor:
+    states = states.resolve_neg()
     return states if states.stride(-1) == 1 else states.contiguous()
 
 

@@ -40,7 +40,7 @@ def solve(
 ) -> tuple[Float[Tensor, "N K"], Float[Tensor, "N K"], Bool[Tensor, "N"]]:
     """Weights of the valid keys of each row, none above its bound; the bounds, at most 2, and 0 at keys that get no
     weight; and whether these sum to less than 1. Not differentiable."""
-    scores, upper = scores.detach().contiguous(), upper.detach().contiguous()
+    scores, upper = (each.detach().resolve_neg().contiguous() for each in (scores, upper))
     mask = scores if valid is None else valid.contiguous().view(torch.uint8)
     weights, bounds = torch.empty_like(scores), torch.empty_like(scores)
     short = torch.empty(len(scores), dtype=torch.uint8, device=scores.device)

@@ -24,7 +24,9 @@ LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 PLAIN: tl.constexpr = tl.constexpr(interpreted() or torch.version.hip is not None)
 """Without instructions of NVIDIA's."""
 SETTLED: tl.constexpr = tl.constexpr(2e-6)
-"""A step of Newton's method by less ends the search."""
+"""Masses that sum to so little more than 1 end the search."""
+DIGIT: tl.constexpr = tl.constexpr(1.2e-7)
+"""A step by less, as a part of the threshold, moves it no further."""
 
 
 @triton.jit
@@ -88,3 +90,11 @@ def step_of(mass_sum, part_sum, e, KIND: tl.constexpr):
         series = y * (1.0 - y * (1 / 2 - y * (1 / 6 - y * (1 / 24 - y / 120))))
         step = mass_sum * tl.where(tl.abs(y) < SMALL, series, 1.0 - tl.exp(-y)) / (e * part_sum)
     return tl.where(step > 0.0, step, 0.0)  # NaN too: a row without a key, or one that is not all numbers
+
+
+@triton.jit
+def goes_on(step, part_sum, t, KIND: tl.constexpr):
+    """Whether a row is searched further after that step, which came to t."""
+    if KIND == ENTMAX15:  # what is left is the square of the step, key for key
+        return step > SETTLED * (1.0 + t)
+    return (step * part_sum > SETTLED) & (step > DIGIT * t)

@@ -19,13 +19,14 @@ from torch import Tensor
 from attnbench.attention.transforms import _rows, entmax15, softmax
 from attnbench.attention.transforms._simplex import (
     ROUNDS,
+    STILL,
     centre,
     climb,
     engine,
+    exceeds,
     mask,
     mask_gradient,
     renormalise,
-    spoil,
     vjp,
 )
 from attnbench.attention.transforms.base import Fused
@@ -42,12 +43,11 @@ def weigh(masked: Float[Tensor, "... K"], excess: Excess) -> Float[Tensor, "... 
     """Weights of masked scores for excess > SOFTMAX_BELOW."""
     if isinstance(excess, float) and excess > 1:
         # r^(1/e) makes rounding large: in float32 a hundredth at e = 4; Apple's GPUs have nothing wider
-        rows = centre((masked.cpu() if masked.device.type == "mps" else masked).double())
-        below = rows.centred.mul(excess)
-        mass = _powers(below, spoil(_bracketed(below, excess), rows.spoilt), excess)[0]
+        below = centre((masked.cpu() if masked.device.type == "mps" else masked).double()).mul_(excess)
+        mass = _powers(below, _bracketed(below, excess), excess)[0]
     else:
-        rows = centre(masked)
-        mass = _masses(rows.centred, spoil(_climbed(rows.centred, excess), rows.spoilt), excess)[0]
+        centred = centre(masked)
+        mass = _masses(centred, _climbed(centred, excess), excess)[0]
     return renormalise(mass).to(masked)
 
 
@@ -59,12 +59,13 @@ def _masses(
     return base.log1p().div_(excess).exp_(), base.add_(1.0)
 
 
-def _step(mass: Float[Tensor, "... K"], base: Float[Tensor, "... K"], excess: Excess) -> Float[Tensor, "... 1"]:
-    """Newton's step for `(sum p)^e = 1`: the norm of r bends less than sum p.
+def _step(
+    total: Float[Tensor, "... 1"], mass: Float[Tensor, "... K"], base: Float[Tensor, "... K"], excess: Excess
+) -> Float[Tensor, "... 1"]:
+    """Newton's step for `(sum p)^e = 1`: the norm of r bends less than sum p, the total.
 
     Exact in one step on rows of equal scores.
     """
-    total = mass.sum(-1, keepdim=True)
     slope = mass.div(base.clamp_min_(torch.finfo(base.dtype).tiny)).sum(-1, keepdim=True)
     return -total * torch.expm1(-excess * total.log()) / (excess * slope)
 
@@ -73,11 +74,13 @@ def _climbed(centred: Float[Tensor, "... K"], excess: Excess) -> Float[Tensor, "
     """Newton from below for alpha <= 2, where the norm is convex and falls in t, so that t never overshoots."""
     t = 2 * (entmax15.threshold(centred * 0.5) + 1)  # near the root, at a fraction of a round's cost
     mass, base = _masses(centred, t, excess)
-    t = (t + _step(mass, base, excess)).nan_to_num_(0.0).clamp_min_(0.0)  # a step from above lands below; 0 is below
+    step = _step(mass.sum(-1, keepdim=True), mass, base, excess)
+    t = (t + step).nan_to_num_(0.0).clamp_min_(0.0)  # a step from above lands below; 0 is below
     for _ in range(ROUNDS):
         mass, base = _masses(centred, t, excess)
-        t, done = climb(t, t + _step(mass, base, excess))
-        if done:
+        total = mass.sum(-1, keepdim=True)
+        before, t = t, climb(t, _step(total, mass, base, excess))
+        if not bool((exceeds(total - 1) & (t > before)).any()):
             break
     return t
 
@@ -95,19 +98,20 @@ def _bracketed(below: Float[Tensor, "... K"], excess: float) -> Float[Tensor, ".
     """The root for alpha > 2, as r of the largest score: Newton inside a shrinking bracket, for each weight is
     infinitely steep at its threshold."""
     high = torch.ones_like(below[..., :1])
-    tolerance, tiny = 8 * torch.finfo(high.dtype).eps, torch.finfo(high.dtype).tiny
+    tolerance, tiny = STILL * torch.finfo(high.dtype).eps, torch.finfo(high.dtype).tiny
     low = torch.full_like(high, max(below.shape[-1] ** -excess, tiny))
     top = high
     for turn in range(4 * ROUNDS):
         mass, base = _powers(below, top, excess)
-        rest = mass.sum(-1, keepdim=True) - 1
+        total = mass.sum(-1, keepdim=True)
+        rest = total - 1
         under = rest < 0
         low, high = torch.where(under, top, low), torch.where(under, high, top)
         middle = low.sqrt() * high.sqrt()
         searching = (rest.abs() > tolerance) & (middle > low) & (middle < high)
         if not bool(searching.any()):
             break
-        guess = top - excess * _step(mass, base, excess)
+        guess = top - excess * _step(total, mass, base, excess)
         inside = (guess > low) & (guess < high)
         top = torch.where(searching, torch.where(inside, guess, middle) if turn % 3 else middle, top)
     return top

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnbench.attention.transforms._climb import ENTMAX15, SETTLED, SPARSEMAX, TOPK, mass_of, step_of
+from attnbench.attention.transforms._climb import ENTMAX15, SPARSEMAX, TOPK, goes_on, mass_of, step_of
 
 ROUNDS: tl.constexpr = tl.constexpr(200)
 """Searches end long before; what has no root (NaN) ends here."""
@@ -101,10 +101,11 @@ def weigh(
         going = 1
         while going > 0:
             mass, part = mass_of(d, t[:, None], e, KIND)
-            step = step_of(tl.sum(mass, 1), tl.sum(part, 1), tl.sum(e, 1), KIND)
+            held = tl.sum(part, 1)
+            step = step_of(tl.sum(mass, 1), held, tl.sum(e, 1), KIND)
             t += step
             rounds += 1
-            going = tl.max((step > SETTLED * (1.0 + t)).to(tl.int32), 0)
+            going = tl.max(goes_on(step, held, t, KIND).to(tl.int32), 0)
             going = tl.where(rounds >= ROUNDS, 0, going)
         mass, _ = mass_of(d, t[:, None], e, KIND)
     mass = tl.where(alive, mass, 0.0)

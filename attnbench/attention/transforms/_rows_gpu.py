@@ -40,7 +40,7 @@ def serves(scores: Tensor) -> bool:
 
 def weigh(scores: Float[Tensor, "... K"], valid: Bool[Tensor, "..."] | None, fused: Fused) -> Float[Tensor, "... K"]:
     """Weights of the valid keys of each row, under the rules of base.py; not differentiable."""
-    scores = scores.detach().contiguous()
+    scores = scores.detach().resolve_neg().contiguous()
     out = torch.empty_like(scores)
     excess = _excess(fused, scores)
     rows, middle, inner, keys = shape_of(scores)

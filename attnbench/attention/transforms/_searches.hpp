@@ -15,6 +15,7 @@ constexpr int ROUNDS = 64;
 template <class F> constexpr typename F::T STILL = 8 * EPS<F>;  // up to here a threshold has not moved
 constexpr double ROUGHLY = 0.2;  // the same where it is a guess for another's
 constexpr double CLOSE = 3e-3;  // up to here weights are moved by a step of their threshold
+constexpr int PATIENCE = 5;  // rounds before masses may be as far from 1 as a digit of the threshold takes them
 constexpr int STEP = 4;  // vectors at a time where a function of each is dear
 
 // Hundreds of one size added one by one lose digits, all in the same direction: so N are added before they join the others.
@@ -111,11 +112,11 @@ template <class F, int P> struct Block {
         if (few.x != x) unpack<F>(few.x, x, n, few.bound, x);
     }
 
-    // a threshold that only climbs: true when no lane moved
-    static bool climb(V<F>& threshold, V<F> step, typename F::T still) {
-        step = step > 0 ? step : V<F>{};  // NaN in rows without a living key
-        threshold += step;
-        return !any<F, P>(step > still);
+    // a threshold that only climbs: in which lanes it moved
+    static M<F> climb(V<F>& threshold, V<F> step, typename F::T still) {
+        V<F> before = threshold;
+        threshold += step > 0 ? step : V<F>{};  // NaN in rows without a living key
+        return threshold - before > still;
     }
 };
 
@@ -244,9 +245,11 @@ template <class F, int P> void topk(Block<F, P> whole, typename F::I k, const V<
     whole.place(b);
 }
 
-// Newton's method on sum [d - tau]_+ = 1 from below: it never overshoots (Michelot's rounds)
-template <class F, int P> V<F> threshold2(const V<F>* x, int n, typename F::T still = STILL<F>) {
+// Newton's method on sum [d - tau]_+ = 1 from below: it never overshoots, and of the keys of the round before its step was
+// exact (Michelot's rounds). A short step ends nothing: it may leave many keys behind.
+template <class F, int P> V<F> threshold2(const V<F>* x, int n, typename F::T still = 0) {
     V<F> tau = all<F>(-1);
+    M<F> before{};
     for (int round = 0; round < ROUNDS; ++round) {
         V<F> mass{};
         M<F> support{};
@@ -257,8 +260,10 @@ template <class F, int P> V<F> threshold2(const V<F>* x, int n, typename F::T st
             support -= in;
         }
         mass = sum<F, P>(mass);
-        V<F> count = __builtin_convertvector(sum<F, P>(support), V<F>);
-        if (Block<F, P>::climb(tau, (mass - 1) / count, still)) break;
+        support = sum<F, P>(support);
+        V<F> count = __builtin_convertvector(support, V<F>);
+        if (!any<F, P>(Block<F, P>::climb(tau, (mass - 1) / count, still) & (support != before))) break;
+        before = support;
     }
     return tau;
 }
@@ -278,7 +283,8 @@ template <class F> inline V<F> root(V<F> x) {
     return x;
 }
 
-// tau of half the centred scores: Newton's method on the norm of [d/2 - tau]_+, which is convex in tau
+// tau of half the centred scores: Newton's method on the norm of [d/2 - tau]_+, which is convex in tau. After a step that is
+// hardly one the mass is wrong by its square, key for key.
 template <class F, int P> V<F> threshold15(const V<F>* x, int n, typename F::T still = STILL<F>) {
     V<F> tau = all<F>(-1);
     for (int round = 0; round < ROUNDS; ++round) {
@@ -289,7 +295,7 @@ template <class F, int P> V<F> threshold15(const V<F>* x, int n, typename F::T s
             squares += above * above;
         }
         V<F> norm = root<F>(sum<F, P>(squares));
-        if (Block<F, P>::climb(tau, (norm - 1) * norm / sum<F, P>(mass), still)) break;
+        if (!any<F, P>(Block<F, P>::climb(tau, (norm - 1) * norm / sum<F, P>(mass), still))) break;
     }
     return tau;
 }
@@ -368,7 +374,7 @@ template <class F, int P> V<F> moved_by(Block<F, P> b, V<F> t, V<F> step, V<F> e
 template <class F, int P> V<F> near_threshold(Block<F, P> b, V<F> e) {
     using T = typename F::T;
     M<F> lower = e < (T)0.5, upper = e > (T)0.5;
-    T still15 = any<F, 1>(e == (T)0.5) ? STILL<F> : (T)ROUGHLY, still2 = any<F, 1>(e == (T)1) ? STILL<F> : (T)ROUGHLY;
+    T still15 = any<F, 1>(e == (T)0.5) ? STILL<F> : (T)ROUGHLY, still2 = any<F, 1>(e == (T)1) ? 0 : (T)ROUGHLY;
     V<F> tau = threshold15<F, P>(b.x, b.n, still15), half = tau * tau, largest = half;
     if (any<F, 1>(lower)) {
         V<F> soft = summed<F>(b.n, [&](int j) {
@@ -437,13 +443,14 @@ template <class F, int P> void entmax(Block<F, P> whole, V<F> e) {
         if (SINGLE<F> && !rough && !any<F, P>(~(length < (T)CLOSE))) {
             total = moved_by(b, t, step, e, inverse);
             V<F> off = larger<F>(total - 1, 1 - total);
-            if (!any<F, P>(~((off <= (slope + 4) * EPS<F>) | dead))) break;
+            V<F> enough = round < PATIENCE ? smaller<F>(slope, all<F>(4)) : slope;  // a wide support is hard to sum
+            if (!any<F, P>(~((off <= (enough + 4) * EPS<F>) | dead))) break;
         }
         rough = false;
         if (round <= 2) {  // 0 is below; NaN: no living key
             t += step;
             t = t > 0 ? t : V<F>{};
-        } else if (Block<F, P>::climb(t, step, 2 * EPS<F>)) {  // weights and total are of one t, before the step or behind
+        } else if (!any<F, P>(Block<F, P>::climb(t, step, 0))) {  // weights and total are of one t, before the step or behind
             break;
         }
     }

@@ -25,6 +25,8 @@ from attnbench.core.derivatives import once_differentiable
 
 ROUNDS = 64
 """Bound of the root searches, which end by themselves when no threshold moves (random rows: after 4 to 7 rounds)."""
+STILL = 8
+"""Units in the last place of 1, up to which masses are as near to 1 as rounding lets them be."""
 
 
 class Normaliser(NamedTuple):
@@ -38,17 +40,6 @@ class Normaliser(NamedTuple):
     fused: Fused | None = None
 
 
-class Rows(NamedTuple):
-    """Scores made ready for a root search, and the rows that must come out NaN.
-
-    centred: scores minus the row's largest. Dead keys hold -inf; so does every key of an empty row. A spoilt row is
-    centred on the most negative number instead, so that its living keys can be driven to +inf by one more addition.
-    """
-
-    centred: Float[Tensor, "... K"]
-    spoilt: Bool[Tensor, "... 1"]
-
-
 def mask(scores: Float[Tensor, "... K"], valid: Bool[Tensor, "..."] | None) -> Float[Tensor, "... K"]:
     """Scores with -inf at dead keys and +inf for NaN: free of NaN. Not differentiable."""
     clean = scores.nan_to_num(torch.inf, torch.inf, -torch.inf)
@@ -58,22 +49,24 @@ def mask(scores: Float[Tensor, "... K"], valid: Bool[Tensor, "..."] | None) -> F
     return torch.minimum(clean, bound, out=clean)
 
 
-def centre(masked: Float[Tensor, "... K"]) -> Rows:
-    """In place: `masked` is spent."""
+def centre(masked: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:
+    """Scores minus the row's largest, in place. Dead keys hold -inf; so does every key of an empty row. Living keys of
+    a row that must come out NaN hold +inf."""
     top = masked.amax(-1, keepdim=True)
     spoilt = top == torch.inf
-    return Rows(masked.sub_(top.nan_to_num_(posinf=torch.finfo(masked.dtype).min, neginf=0.0)), spoilt)
+    if torch.compiler.is_compiling() or not spoilt.is_cpu or bool(spoilt.any()):
+        masked.masked_fill_(spoilt & (masked > -torch.inf), torch.inf)
+    return masked.sub_(top.nan_to_num_(posinf=0.0, neginf=0.0))
 
 
-def climb(threshold: Float[Tensor, "... 1"], moved: Float[Tensor, "... 1"]) -> tuple[Float[Tensor, "... 1"], bool]:
-    """The greater of the two thresholds, and whether the climb has ended. Rows that are empty or spoilt stand still."""
-    step = (moved - threshold).nan_to_num_(0.0, 0.0, 0.0).clamp_min_(0.0)
-    return threshold + step, not bool((step > 8 * torch.finfo(step.dtype).eps).any())
+def climb(threshold: Float[Tensor, "... 1"], step: Float[Tensor, "... 1"]) -> Float[Tensor, "... 1"]:
+    """The threshold, moved up by that step. Rows that are empty or spoilt stand still."""
+    return threshold + step.nan_to_num_(0.0, 0.0, 0.0).clamp_min_(0.0)
 
 
-def spoil(threshold: Float[Tensor, "... 1"], spoilt: Bool[Tensor, "... 1"]) -> Float[Tensor, "... 1"]:
-    """The threshold, moved in spoilt rows so far down that every living key lies +inf above it."""
-    return threshold.masked_fill(spoilt, torch.finfo(threshold.dtype).min)
+def exceeds(excess: Float[Tensor, "... 1"]) -> Bool[Tensor, "... 1"]:
+    """Whether it is more than rounding leaves."""
+    return excess > STILL * torch.finfo(excess.dtype).eps
 
 
 def renormalise(mass: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:

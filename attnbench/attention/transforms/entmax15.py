@@ -8,7 +8,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnbench.attention.transforms._simplex import ROUNDS, Normaliser, centre, climb, normalise, renormalise, spoil
+from attnbench.attention.transforms._simplex import (
+    ROUNDS,
+    Normaliser,
+    centre,
+    climb,
+    exceeds,
+    normalise,
+    renormalise,
+)
 from attnbench.attention.transforms.base import Fused, ScoreTransform, TransformSpec, refuse, transforms
 from attnbench.attention.types import Dims
 
@@ -29,9 +37,8 @@ def entmax15(
 
 
 def weigh(masked: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:
-    rows = centre(masked)
-    half = rows.centred.mul_(0.5)
-    return renormalise((half - spoil(threshold(half), rows.spoilt)).relu_().square_())
+    half = centre(masked).mul_(0.5)
+    return renormalise((half - threshold(half)).relu_().square_())
 
 
 def threshold(half: Float[Tensor, "... K"]) -> Float[Tensor, "... 1"]:
@@ -43,9 +50,8 @@ def threshold(half: Float[Tensor, "... K"]) -> Float[Tensor, "... 1"]:
     for _ in range(ROUNDS):
         above = (half - tau).relu_()
         norm = torch.linalg.vector_norm(above, dim=-1, keepdim=True)
-        moved = tau + (norm - 1) * norm / above.sum(-1, keepdim=True)
-        tau, done = climb(tau, moved)
-        if done:
+        before, tau = tau, climb(tau, (norm - 1) * norm / above.sum(-1, keepdim=True))
+        if not bool(exceeds(tau - before).any()):  # after such a step the mass is wrong by its square, key for key
             break
     return tau
 

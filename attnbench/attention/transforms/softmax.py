@@ -26,7 +26,7 @@ def softmax(
 
 def weigh(masked: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:
     # e^z of a spoilt row's living keys is +inf, which `renormalise` makes NaN
-    return renormalise(centre(masked).centred.exp_())
+    return renormalise(centre(masked).exp_())
 
 
 def slope(weights: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:

@@ -8,7 +8,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnbench.attention.transforms._simplex import ROUNDS, Normaliser, centre, climb, normalise, renormalise, spoil
+from attnbench.attention.transforms._simplex import (
+    ROUNDS,
+    Normaliser,
+    centre,
+    climb,
+    exceeds,
+    normalise,
+    renormalise,
+)
 from attnbench.attention.transforms.base import Fused, ScoreTransform, TransformSpec, refuse, transforms
 from attnbench.attention.types import Dims
 
@@ -30,16 +38,17 @@ def sparsemax(
 
 def weigh(masked: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:
     """Michelot's rounds: Newton's method on `sum [z - tau]_+ = 1` from below, where tau climbs and never overshoots."""
-    rows = centre(masked)
-    tau = torch.full_like(rows.spoilt, -1.0, dtype=masked.dtype)  # the largest score alone would have mass 1
+    centred = centre(masked)
+    tau = torch.full_like(centred[..., :1], -1.0)  # the largest score alone would have mass 1
+    support = torch.zeros_like(tau)
     for _ in range(ROUNDS):
-        above = (rows.centred - tau).relu_()
+        above = (centred - tau).relu_()
         excess = above.sum(-1, keepdim=True) - 1
-        moved = tau + excess / above.sign_().sum(-1, keepdim=True)
-        tau, done = climb(tau, moved)
-        if done:
+        before, support = support, above.sign_().sum(-1, keepdim=True)
+        tau = climb(tau, excess / support)
+        if not bool((exceeds(excess) & (support != before)).any()):  # of the same keys the last step was exact
             break
-    return renormalise((rows.centred - spoil(tau, rows.spoilt)).relu_())
+    return renormalise((centred - tau).relu_())
 
 
 def slope(weights: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:

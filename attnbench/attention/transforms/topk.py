@@ -91,7 +91,7 @@ def _weigh(
         chosen = above + level * (level.cumsum(-1) <= room)
     if keep is not None:
         chosen = torch.maximum(chosen, keep.to(chosen.dtype))
-    return renormalise(centre(masked).centred.exp_().mul_(chosen))
+    return renormalise(centre(masked).exp_().mul_(chosen))
 
 
 def largest(masked: Float[Tensor, "... K"], count: int) -> Float[Tensor, "... N"]:

@@ -48,7 +48,7 @@ def _weigh(masked: Float[Tensor, "... K"], *, k: int, keep: Bool[Tensor, "..."] 
         chosen = torch.maximum(chosen, keep.to(masked.dtype))
     kth = largest(outside, min(k, masked.shape[-1]))[..., :1]
     best = torch.ge(outside, kth, out=torch.empty_like(masked))  # a dead key too, perhaps, whose weight is 0
-    return renormalise(centre(masked).centred.exp_().mul_(torch.maximum(chosen, best)))
+    return renormalise(centre(masked).exp_().mul_(torch.maximum(chosen, best)))
 
 
 @transforms.register

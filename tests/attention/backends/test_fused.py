@@ -335,9 +335,15 @@ def test_without_a_gpu_it_says_what_it_needs(monkeypatch):
 
 
 def test_double_precision_goes_by_the_definition():
-    module = MultiHead(site("sparsemax", "triton"), "encoder_self", 8, Dims(0, 2, 8, 8), 0.0).double()
-    states, at = torch.randn(1, 4, 8).double(), Positions(torch.arange(4), torch.arange(4))
-    assert module(states, module.memorize(states, None), at).context.dtype is torch.float64
+    module, plain = (
+        MultiHead(site("sparsemax", backend), "encoder_self", 8, Dims(0, 2, 8, 8), 0.0).double()
+        for backend in ("triton", "dense")
+    )
+    plain.load_state_dict(module.state_dict())
+    states, at = torch.randn(1, 4, 8).double().requires_grad_(), Positions(torch.arange(4), torch.arange(4))
+    contexts = [each(states, each.memorize(states, None), at).context for each in (module, plain)]
+    found, wanted = ([each, *torch.autograd.grad(each.square().sum(), states)] for each in contexts)
+    close(found, wanted, 1e-12)
 
 
 def test_memories_may_lie_anyhow():
@@ -376,6 +382,22 @@ def test_in_float32_wide_heads_go_back_in_one_kernel_where_it_fits_a_smaller_gpu
     monkeypatch.setattr(backward, "backward_short", Watched(backward.backward_short, called))
     close(*both("topk", given((1, 1, 20, keys, 128, 16)), scale=128**-0.5))
     assert called == at_once
+
+
+def test_negated_views_are_read_as_what_they_are():
+    query, keys, values = given((1, 2, 5, 9, 8, 8))
+    upstream = torch.randn(1, 2, 5, 8, generator=drawing(9))
+    made = []
+    for negate in (torch._neg_view, torch.neg):
+        context = fused.attend(negate(query), keys, values, Fused("softmax"), scale=0.5)
+        made.append([context.detach(), *torch.autograd.grad(context, [query, keys], negate(upstream))])
+    close(*made)
+
+
+def test_heads_of_more_numbers_than_are_counted_are_refused():
+    states = torch.zeros(1, 1, 1, 8)
+    with pytest.raises(ValueError, match="2,147,483,647 numbers from the first state of a head"):
+        fused.attend(states.expand(1, 1, 2**28, 8), states, states, Fused("softmax"), scale=1.0)
 
 
 @pytest.mark.parametrize("name", ["sparsemax", "entmax, alpha = 1.2"])

@@ -195,3 +195,11 @@ def test_however_far_apart_scores_lie_rows_sum_to_one(kind):
     scores, upper, valid, grad = drawn(9, 50, 9, 1e30)
     (weights, *_), _ = by_kernels(kind, scores, upper, valid, grad)
     torch.testing.assert_close(weights.sum(-1), torch.ones(50), rtol=0, atol=1e-5)
+
+
+@EACH
+def test_negated_views_are_read_as_what_they_are(kind):
+    scores, upper, valid, grad = drawn(10, 4, 7, 2.0)
+    made = [by_kernels(kind, negate(scores), upper, valid, grad)[0] for negate in (torch._neg_view, torch.neg)]
+    for one, other in zip(*made, strict=True):
+        assert torch.equal(one, other)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import entmax as peer
 import pytest
@@ -10,12 +11,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy.optimize import brentq
 
+from attnbench.attention.catalog import build_transform
 from attnbench.attention.transforms._entmax import _second_order, alpha_gradient
 from attnbench.attention.transforms.entmax import EntmaxSpec, LearnedEntmax, entmax
 from attnbench.attention.transforms.entmax15 import entmax15
 from attnbench.attention.transforms.softmax import softmax
 from attnbench.attention.transforms.sparsemax import sparsemax
 from attnbench.attention.types import Dims
+from attnbench.core import native
 
 
 def learned(raw: list[float], dtype: torch.dtype = torch.float64) -> LearnedEntmax:
@@ -33,6 +36,17 @@ def by_root_finding(row: list[float], alpha: float) -> list[float]:
     power, top = 1 / (alpha - 1), max(scaled)
     tau = brentq(lambda t: sum(max(x - t, 0) ** power for x in scaled) - 1, top - 1 - 1e-9, top, xtol=1e-15, rtol=1e-15)
     return [max(x - tau, 0) ** power for x in scaled]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("keys", [40, 120, 1000, 5000])
+@pytest.mark.parametrize("alpha", [1.2, 1.5, 1.75, 1.9, 2.0, 2.5])
+def test_keys_that_hardly_reach_the_threshold_weigh_hardly_anything(alpha, keys, compiled, hardly_reaching):
+    transform = sparsemax if alpha == 2 else build_transform("entmax", alpha=alpha)
+    scores = hardly_reaching(keys, alpha - 1)
+    with nullcontext() if compiled else native.off():
+        found = transform(scores)
+    torch.testing.assert_close(found.double(), transform(scores.double()), rtol=0, atol=3e-6)
 
 
 @pytest.mark.parametrize("alpha", [1.05, 1.3, 1.5, 1.7, 2.0])

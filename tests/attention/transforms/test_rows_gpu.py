@@ -51,6 +51,14 @@ TRANSFORMS = {
 EACH = pytest.mark.parametrize("name", TRANSFORMS)
 
 
+@pytest.mark.parametrize(("name", "excess"), [("sparsemax", 1.0), ("entmax15", 0.5), ("entmax, alpha = 1.9", 0.9)])
+def test_keys_that_hardly_reach_the_threshold_weigh_hardly_anything(name, excess, hardly_reaching):
+    kernel, transform = TRANSFORMS[name]
+    scores = hardly_reaching(1000, excess)
+    found = _rows_gpu.weigh(there(scores), None, kernel).cpu()
+    torch.testing.assert_close(found.double(), transform()(scores.double()), rtol=0, atol=3e-6)
+
+
 def drawn(*shape, scale=1.5, seed=0):
     return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
@@ -213,3 +221,9 @@ def test_transforms_on_a_gpu_are_made_by_kernels_and_wait_for_nothing(name: str)
         transform(scores).sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_negated_views_are_read_as_what_they_are():
+    scores = there(drawn(2, 3, 4, 9))
+    found, wanted = (_rows_gpu.weigh(negate(scores), None, Fused("softmax")) for negate in (torch._neg_view, torch.neg))
+    assert torch.equal(found, wanted)
