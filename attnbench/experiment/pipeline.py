@@ -18,7 +18,7 @@ import torch
 from attnbench.attention.backends.base import chosen
 from attnbench.core.errors import AttnbenchError, DataError
 from attnbench.core.files import read_json, read_jsonl, write_json
-from attnbench.core.run_files import CHECKPOINTS, LOG, MECHANISMS
+from attnbench.core.run_files import CHECKPOINTS, LOG, MECHANISMS, REFERENCES
 from attnbench.core.seeding import derive, seed_everything
 from attnbench.data.prepare import read_manifest
 from attnbench.experiment.environment import changed_arithmetic, environment
@@ -195,7 +195,10 @@ def _result(
     metrics: dict[str, float] = {}
     signatures: dict[str, str] = {}
     samples: dict[str, int] = {}
+    references: dict[str, str] = {}
     for split, part in parts.items():
+        if REFERENCES in part.outputs:
+            references[split] = hashlib.sha256("\n".join(part.outputs[REFERENCES]).encode()).hexdigest()
         prefix = "" if split == "attention" else f"{split}/"
         metrics |= {prefix + name: value for name, value in part.values.items() if math.isfinite(value)}
         signatures |= {prefix + name: text for name, text in part.signatures.items()}
@@ -225,6 +228,7 @@ def _result(
         "metrics": metrics,
         "signatures": signatures,
         "samples": samples,
+        "references": references,
         "data": {
             "folder": f"{data.parent.name}/{data.name}",
             "digest": data.name,

@@ -24,9 +24,9 @@ class Cell:
 
     axes: the value of each axis (path -> label). reason: why it failed, the first line of it. metrics: finite or not,
     every number of result.json. outcome: how its training ended, at least `kind` and `text`, empty where nothing says
-    so. weights: the checkpoints that were scored. spec: the cell's spec.yaml, empty where absent. attempts: the
-    environments of its env.json, oldest first. mechanisms: modules of its mechanisms -> hashes of their files, empty
-    where the result does not say them.
+    so. weights: the checkpoints that were scored. references: split -> hash of the lines it was scored against. spec:
+    the cell's spec.yaml, empty where absent. attempts: the environments of its env.json, oldest first. mechanisms:
+    modules of its mechanisms -> hashes of their files, empty where the result does not say them.
     """
 
     label: str
@@ -42,6 +42,7 @@ class Cell:
     metrics: Mapping[str, float] = field(default_factory=dict)
     signatures: Mapping[str, str] = field(default_factory=dict)
     samples: Mapping[str, int] = field(default_factory=dict)
+    references: Mapping[str, str] = field(default_factory=dict)
     data: Mapping[str, str] = field(default_factory=dict)
     commit: str = ""
     dirty: bool = False
@@ -159,6 +160,7 @@ def _finished(path: Path, digest: str) -> dict[str, Any]:
         "metrics": metrics,
         "signatures": {str(name): str(value) for name, value in (result.get("signatures") or {}).items()},
         "samples": dict(result.get("samples") or {}),
+        "references": {str(name): str(value) for name, value in (result.get("references") or {}).items()},
         "data": {str(name): str(value) for name, value in (result.get("data") or {}).items()},
         "mechanisms": {str(name): str(value) for name, value in (result.get(MECHANISMS) or {}).items()},
         "commit": str(result.get("commit") or ""),

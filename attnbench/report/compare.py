@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -147,9 +147,17 @@ class Comparison:
         _, label = row.coordinate("label")
         _, budget = row.coordinate("budget")
         names = [row.label, *([str(label)] if label is not None else [])]
-        if not others(row.axes, self.systems):
+        if not self.others(row.axes):
             names += map(str, row.axes.values())
         return self.find(names, budget, metric)
+
+    def others(self, axes: Mapping[str, object]) -> list[str]:
+        """The axes beside the one whose value the map knows, and the first of a budget, which is looked up."""
+        budget = next((path for path in axes if path.rsplit(".", 1)[-1] == "budget"), None)
+        named = next((path for path, value in axes.items() if str(value) in self.systems), None)
+        if self.key == "k" and budget is not None:  # another axis may have the same numbers
+            named = budget
+        return [path for path in axes if path not in (named, budget)]
 
     def beside(self, row: Row, metric: str, values: Sequence[str]) -> Reported | None:
         """The paper's number that stands beside one of our metrics; values: the metrics that the table is about."""
@@ -157,13 +165,6 @@ class Comparison:
         if number is not None and metric_of(number, values) == metric:
             return number
         return self.of(row, BESIDE[metric]) if metric in BESIDE else None
-
-
-def others(axes: Mapping[str, object], systems: Collection[str]) -> list[str]:
-    """The axes beside the one whose value is the name of a system, and the first of a budget, which is looked up."""
-    named = next((path for path, value in axes.items() if str(value) in systems), None)
-    budget = next((path for path in axes if path.rsplit(".", 1)[-1] == "budget"), None)
-    return [path for path in axes if path not in (named, budget)]
 
 
 def comparison(experiment: Experiment) -> Comparison:
@@ -189,12 +190,12 @@ def comparison(experiment: Experiment) -> Comparison:
     if not systems:  # rows that are called as the paper calls them
         found = (getattr(row, chosen.key) for row in paper.rows if where and _meets(row, where))
         names = {str(name) for name in found if name is not None}
-        chosen = Comparison(paper.rows, where, systems := {name: name for name in sorted(names)})
+        chosen = Comparison(paper.rows, where, {name: name for name in sorted(names)})
     about = (
         *_notes(paper, chosen), *_of_another_corpus(experiment, where), *_misspelt(experiment, section),
-        *_unmet(experiment, systems),
+        *_unmet(experiment, chosen),
     )  # fmt: skip
-    return Comparison(paper.rows, where, systems, about)
+    return replace(chosen, notes=about)
 
 
 def _notes(paper: Paper, chosen: Comparison) -> tuple[str, ...]:
@@ -240,11 +241,12 @@ def _misspelt(experiment: Experiment, section: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _unmet(experiment: Experiment, systems: Collection[str]) -> list[str]:
+def _unmet(experiment: Experiment, chosen: Comparison) -> list[str]:
     """A note where rows are not the paper's, since an axis was added to its table."""
+    systems = set(chosen.systems)
     rows = [cell.axes for cell in experiment.cells if cell.label not in systems]
-    paths = dict.fromkeys(path for axes in rows if set(map(str, axes.values())) & set(systems)
-                          for path in others(axes, systems))  # fmt: skip
+    paths = dict.fromkeys(path for axes in rows if systems & set(map(str, axes.values()))
+                          for path in chosen.others(axes))  # fmt: skip
     return [f"no paper numbers along {', '.join(paths)}: the table of the paper does not vary it"] if paths else []
 
 

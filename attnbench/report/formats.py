@@ -39,7 +39,7 @@ def markdown(document: Document) -> str:
 
 def escape_markdown(text: str) -> str:
     """Text on one line that Markdown shows as it is."""
-    return re.sub(r"([\\|*_<>`\[\]])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\|*_<>`\[\]&~])", r"\\\1", " ".join(text.split()))
 
 
 def _md_entry(entry: Entry) -> str:

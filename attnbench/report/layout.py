@@ -127,9 +127,14 @@ def contests(rows: Sequence[Row], view: View) -> Iterator[tuple[str, list[Row]]]
                     yield metric, alike
 
 
-def _alike(rows: Sequence[Row], metric: str) -> list[list[Row]]:
+def _alike(rows: Sequence[Row], metric: str) -> Iterator[list[Row]]:
     """The rows by how they were scored; those that do not say it are as the others where there is one way, and take no
     part where there are several."""
+    for basis in dict.fromkeys(row.basis(metric) for row in rows):
+        yield from _scored_alike([row for row in rows if row.basis(metric) == basis], metric)
+
+
+def _scored_alike(rows: Sequence[Row], metric: str) -> list[list[Row]]:
     ways = dict.fromkeys(found for row in rows if (found := row.signatures(metric)))
     if len(ways) < 2:
         return [list(rows)]

@@ -71,19 +71,21 @@ def higher_is_better(metric: str) -> bool | None:
     name = last(metric)
     if name.endswith("_bound"):
         return None  # it belongs to the data
-    return True if name in _HIGHER or "bleu" in name else False if name in _LOWER else None
+    if name in _HIGHER or "bleu" in name or name.endswith("tokens_per_s"):
+        return True
+    return False if name in _LOWER or name.endswith("_seconds") else None
 
 
 def number(metric: str, value: float) -> str:
     """`value` as tables for people print it; tokens/s in thousands."""
     if not math.isfinite(value):
         return str(value)
-    if last(metric) == "tokens_per_s":
+    if metric.endswith("tokens_per_s"):
         return thousands(value)
     decimals = _DECIMALS.get(metric.split("/", 1)[0], _DECIMALS.get(last(metric)))
     if decimals is not None:
         return f"{value:.{decimals}f}"
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 or float(value).is_integer() else f"{value:.4g}"
 
 
 def thousands(value: float) -> str:

@@ -16,7 +16,7 @@ from attnbench.report.layout import View
 from attnbench.report.rank import LEVEL, Ranks
 from attnbench.report.results import total_seconds
 from attnbench.report.rows import WHOLE_CELL, Row, said
-from attnbench.report.significance import SAMPLES, has_test
+from attnbench.report.significance import FEWEST, SAMPLES, has_test
 
 SHOWN = 20
 _ATTENTION = "model.attention"
@@ -34,6 +34,7 @@ def notes(experiment: Experiment, rows: Sequence[Row], view: View, ranks: Ranks,
         *_precisions(done),
         *_code(done),
         *_unknown(rows, view),
+        *_apart(rows, view),
         *_legend(rows, view, ranks),
         *_scores(rows, view),
         *compared.notes,
@@ -142,6 +143,16 @@ def _unknown(rows: Sequence[Row], view: View) -> list[str]:
     return [f"no cell has measured {name}{hints[name]} (measured: {scores})" for name in absent if known]
 
 
+def _apart(rows: Sequence[Row], view: View) -> list[str]:
+    """Metrics of which not all rows are compared with one another, though they are scored by one rule."""
+    apart = [
+        names.title(metric)
+        for metric in view.values
+        if len({row.basis(metric) for row in rows if row.done}) > len({row.corpus for row in rows if row.done})
+    ]
+    return [f"rows whose text became other words or tokens are not compared in {', '.join(apart)}"] if apart else []
+
+
 def _legend(rows: Sequence[Row], view: View, ranks: Ranks) -> list[str]:
     many = any(stat.n > 1 for row in rows for stat in row.stats.values())
     said = {
@@ -154,7 +165,7 @@ def _legend(rows: Sequence[Row], view: View, ranks: Ranks) -> list[str]:
         marks.append("bold: best")
     if any(rank.kind == "tied" for rank in ranks.values()):
         marks.append(
-            f"underlined: not significantly worse than the best (paired bootstrap over the {_units(rows)[0]} of common "
+            f"underlined: not significantly worse than the best (paired bootstrap over the {units(rows)[0]} of common "
             f"seeds, {SAMPLES} samples, p >= {LEVEL})"
         )
     return ["; ".join([said, *marks]), *_untested(ranks)]
@@ -171,11 +182,14 @@ def _untested(ranks: Ranks) -> list[str]:
     ]
     shown = [*left[:SHOWN], *([f"{len(left) - SHOWN} more"] if len(left) > SHOWN else [])]
     if left:
-        lines.append(f"not tested, for want of common seeds or of saved lines that give the scores: {', '.join(shown)}")
+        lines.append(
+            f"not tested, for want of common seeds, of saved lines that give the scores, or of {FEWEST} lines: "
+            f"{', '.join(shown)}"
+        )
     return lines
 
 
-def _units(rows: Sequence[Row]) -> tuple[str, str]:
+def units(rows: Sequence[Row]) -> tuple[str, str]:
     """What is tested, and what is one input."""
     tasks = [cell.spec.get("task", {}) for row in rows for cell in row.done]
     if not any(task.get("kind") == "document" for task in tasks):
@@ -191,7 +205,7 @@ def _scores(rows: Sequence[Row], view: View) -> list[str]:
         lines += [f"{names.title(metric)}: {signature}" for signature in signatures]
     samples = sorted({cell.samples["attended"] for cell in done if "attended" in cell.samples})
     if samples and "attended" not in view.omit:
-        of = f"{_list(samples)} {_units(rows)[1]}"
+        of = f"{_list(samples)} {units(rows)[1]}"
         lines.append(f"attended: positions with weight above 0, mean over the queries of {of} of the validation set")
     return lines
 

@@ -13,9 +13,10 @@ from attnbench.report import names
 from attnbench.report.collect import collect
 from attnbench.report.formats import Document
 from attnbench.report.layout import Column, Entry, Sheet
+from attnbench.report.notes import units
 from attnbench.report.rank import Judge
 from attnbench.report.rows import Row, group
-from attnbench.report.significance import PairedTests, has_test
+from attnbench.report.significance import FEWEST, PairedTests, has_test
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Pair:
     differences: tuple[Difference, ...]
     unlike: tuple[str, ...]
     """Metrics that the two were not scored on alike, and that are left out."""
+    units: str
+    """What p is tested over."""
 
     def dump(self) -> dict[str, Any]:
         """JSON-ready; numbers that JSON does not know become null."""
@@ -56,8 +59,8 @@ class Pair:
         title = f"{self.name}: {self.second} against {self.first}"
         seeds = ", ".join(map(str, self.seeds))
         notes = (
-            f"means of the seeds {seeds}; p: paired bootstrap over their sentences, two-sided; none: the metric has no "
-            "test, or the saved outputs are not here",
+            f"means of the seeds {seeds}; p: paired bootstrap over their {self.units}, two-sided; none: the "
+            f"metric has no test, they are fewer than {FEWEST}, or the saved outputs are not here",
         )
         if self.unlike:
             notes += (f"left out, scored in different ways: {', '.join(self.unlike)}",)
@@ -92,9 +95,13 @@ def compare_rows(folder: Path, first: str, second: str, judge: Judge | None = No
     metrics = [name for name in ours.stats if name in theirs.stats and names.higher_is_better(name) is not None]
     tested = sorted(metrics, key=lambda name: not has_test(name))  # these first
     whole = [name for name in tested if all(seeds <= row.stats[name].seeds.keys() for row in (ours, theirs))]
-    unlike = tuple(name for name in whole if len(ours.signatures(name) | theirs.signatures(name)) > 1)
+    unlike = tuple(
+        name
+        for name in whole
+        if len(ours.signatures(name) | theirs.signatures(name)) > 1 or ours.basis(name) != theirs.basis(name)
+    )
     found = tuple(_difference(name, ours, theirs, seeds, judge) for name in whole if name not in unlike)
-    return Pair(experiment.name, first, second, tuple(sorted(seeds)), found, unlike)
+    return Pair(experiment.name, first, second, tuple(sorted(seeds)), found, unlike, units([ours, theirs])[0])
 
 
 def _difference(metric: str, first: Row, second: Row, seeds: set[int], judge: Judge) -> Difference:

@@ -44,7 +44,8 @@ def rank(contests: Iterable[tuple[str, Sequence[Row]]], reduce: str, judge: Judg
         scores = {row.label: shown(row, metric, reduce) for row in rows}
         able = [row for row in rows if _finite(scores[row.label])]
         higher = higher_is_better(metric)
-        if len(able) < 2 or higher is None:
+        runs = {tuple(cell.digest for cell in row.done if cell.digest) or row.label for row in able}
+        if len(runs) < 2 or higher is None:  # rows may be one run under several labels
             continue
         sign = 1 if higher else -1
         best = max(able, key=lambda row: sign * (scores[row.label] or 0.0))

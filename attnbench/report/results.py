@@ -15,7 +15,7 @@ from attnbench.report.compare import BESIDE, Comparison, Reported
 from attnbench.report.layout import View
 from attnbench.report.names import higher_is_better
 from attnbench.report.rank import Ranks
-from attnbench.report.rows import Row
+from attnbench.report.rows import Row, Stat
 
 SCHEMA_VERSION = 1
 
@@ -106,7 +106,7 @@ def _config(row: Row) -> dict[str, Any]:
 
 
 def _metrics(rows: Sequence[Row], done: Sequence[Cell]) -> dict[str, object]:
-    signatures = {name: signature for cell in done for name, signature in cell.signatures.items()}
+    signatures = _united(cell.signatures for cell in done)
     return {
         name: {"higher_is_better": higher_is_better(name), "signature": signatures.get(name)}
         for name in dict.fromkeys(name for row in rows for name in row.stats)
@@ -146,24 +146,33 @@ def csv_text(rows: Sequence[Row], view: View, compared: Comparison) -> str:
     metrics = list(dict.fromkeys(name for row in rows for name in row.stats))
     theirs = [papers(row, view, compared) for row in rows]
     named = list(dict.fromkeys(metric for found in theirs for metric in found))
+    of_fewer = {name for row in rows for name, stat in row.stats.items() if stat.n != len(row.done)}
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([
         "row", *(axis for axis in axes), "status", "n_seeds", "n_cells", "reason", "outcome",
-        *(column for metric in metrics for column in (metric, f"{metric}_std")),
+        *(column for metric in metrics for column in _columns(metric, counted=metric in of_fewer)),
         *(column for metric in named for column in (f"paper/{metric}", f"paper/{metric}_source")),
     ])  # fmt: skip
     for row, found in zip(rows, theirs, strict=True):
-        stats = [row.stats.get(metric) for metric in metrics]
         reason = next((cell.reason for cell in row.cells if cell.reason), "")
         numbers = [found.get(metric) for metric in named]
         writer.writerow([
             row.label, *(_blank(row.axes.get(axis)) for axis in axes),
             row.status, len(row.done), len(row.cells), reason, _outcome(row),
-            *(value for stat in stats for value in ((stat.mean, _blank(stat.std)) if stat else ("", ""))),
+            *(value for metric in metrics for value in _values(row.stats.get(metric), counted=metric in of_fewer)),
             *(value for number in numbers for value in ((number.value, number.source) if number else ("", ""))),
         ])  # fmt: skip
     return out.getvalue()
+
+
+def _columns(metric: str, *, counted: bool) -> list[str]:
+    return [metric, f"{metric}_std", *([f"{metric}_n"] if counted else [])]
+
+
+def _values(stat: Stat | None, *, counted: bool) -> list[object]:
+    found: list[object] = ["", "", ""] if stat is None else [stat.mean, _blank(stat.std), stat.n]
+    return found if counted else found[:2]
 
 
 def _outcome(row: Row) -> str:

@@ -15,6 +15,10 @@ from attnbench.report.collect import Cell, Scalar
 _TRAINING = ("train", "more", "pairs", "news_commentary", "valid", "hold_every")
 """Fields of datasets that say what to train on, and choose checkpoints by."""
 _OWN_TEXT = ("parallel", "documents")
+_OF_TOKENS, _OF_WORDS = ("loss", "nll", "ppl"), ("rep", "drop")
+_TO_WORDS = ("pretokenize", "normalize", "split_hyphens", "lowercase")
+_TO_TOKENS = (*_TO_WORDS, "dataset", "tokenizer", "block")
+"""Fields of a task that say how text becomes words, and tokens of a vocabulary, which the training text teaches."""
 WHOLE_CELL = "cell"
 """The axis whose entries may change any part of a cell."""
 
@@ -73,6 +77,15 @@ class Row:
             return repr(_tested(spec["task"].get("dataset")))
         axes = [(path.split("."), value) for path, value in self.axes.items() if path.startswith("task.dataset")]
         return repr([(path, value) for path, value in axes if len(path) < 3 or path[2] not in _TRAINING])
+
+    def basis(self, metric: str) -> str:
+        """What its numbers of a metric are counted in, as far as its spec tells, in words that are equal where that is
+        the same: tokens of its vocabulary, words of its own tokenisation, or text as people write it."""
+        task = next((cell.spec["task"] for cell in self.cells if cell.spec.get("task")), {})
+        name = metric.rsplit("/", 1)[-1]
+        in_words = name in _OF_WORDS or any("tok:none" in signature for signature in self.signatures(metric))
+        fields = _TO_TOKENS if name in _OF_TOKENS else _TO_WORDS if in_words else ()
+        return repr([task.get(each) for each in fields])
 
     def signatures(self, metric: str) -> frozenset[str]:
         """How its cells were scored in a metric, as far as they say."""

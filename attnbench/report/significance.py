@@ -16,6 +16,9 @@ SAMPLES = 1000
 RULE, OF_SEEDS = "shifted, then absolute", "the mean of seeds"
 """How p is computed, the second of several seeds: results of another rule are not kept."""
 Kind = Literal["13a", "13a_lc", "tok", "tok_lc"]
+FEWEST = 10
+"""Lines that a test set needs for a test: with 10 the bootstrap calls 8.5% of equal systems different at 0.05, with 5
+15%, with 2 44%."""
 COUNTED = ("rep", "drop")
 """Metrics whose counts of each line are saved, as hyps/test.rep.txt."""
 
@@ -47,7 +50,8 @@ class PairedTests:
         self._blind = False
 
     def __call__(self, metric: str, best: Row, other: Row) -> float | None:
-        """None for a metric that has no test, and where the saved lines are not those that gave the scores."""
+        """None for a metric that has no test, where the saved lines are not those that gave the scores, or are fewer
+        than FEWEST."""
         split, _, name = metric.partition("/")
         signature = next((cell.signatures[metric] for cell in best.done if metric in cell.signatures), "")
         if not has_test(metric):
@@ -61,8 +65,11 @@ class PairedTests:
         if not ours or not theirs:
             self._blind = self._blind or bool(pairs)
             return None
+        if len(ours) < FEWEST * len(pairs):
+            return None
         rule = RULE if len(pairs) == 1 else f"{RULE}, {len(pairs)}, {OF_SEEDS}"
-        key = f"{metric}:{_hash(rule, signature, *ours, '', *theirs)}"
+        against = dict.fromkeys(cell.references[split] for pair in pairs for cell in pair if split in cell.references)
+        key = f"{metric}:{_hash(rule, signature, *ours, '', *theirs, *against)}"
         p = self._kept.get(key)
         if p is None and kind is None:
             p = _test_counts(metric, pairs, ours, theirs)

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from attnbench.core.run_files import REFERENCES
 from attnbench.data.corpus import Data
 from attnbench.metrics.bleu import Score, corpus_bleu
 from attnbench.tasks.base import Metrics, tasks
@@ -45,7 +46,7 @@ class CopyingSpec(PairSpec):
 class Copying(PairTask):
     """See CopyingSpec."""
 
-    kept_texts = ("ref.txt",)  # the source is the same
+    kept_texts = (REFERENCES,)  # the source is the same
 
     def __init__(self, spec: CopyingSpec) -> None:
         super().__init__()

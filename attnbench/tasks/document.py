@@ -7,6 +7,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from attnbench.core.run_files import REFERENCES
 from attnbench.data.blocks import split_sentences
 from attnbench.data.corpus import Data
 from attnbench.metrics.bleu import BleuKind, Score, corpus_bleu, corpus_chrf
@@ -82,7 +83,7 @@ class Documents(PairTask):
 
     def texts(self, data: Data, split: str) -> dict[str, list[str]]:
         documents, pairs = self._documents(data, split), data.split(split)
-        sides = {"ref.txt": pairs.target, "src.txt": pairs.source}
+        sides = {REFERENCES: pairs.target, "src.txt": pairs.source}
         return {name: _whole([self._sentences(line) for line in side], documents) for name, side in sides.items()}
 
     def written(self, data: Data, lines: list[str]) -> list[str]:

@@ -16,6 +16,7 @@ from attnbench.core import native
 from attnbench.core.errors import AttnbenchError, SpecError
 from attnbench.core.memory import is_full
 from attnbench.core.packed import packed
+from attnbench.core.run_files import REFERENCES
 from attnbench.core.tree import X, map_batch
 from attnbench.data.base import BOS, EOS, PAD, UNK, Batch
 from attnbench.data.batching import rounded
@@ -81,7 +82,7 @@ class PairSpec(Recipe, TaskSpec):
 class PairTask(ABC):
     """A Task but for its scores."""
 
-    kept_texts: tuple[str, ...] = ("ref.txt", "src.txt")
+    kept_texts: tuple[str, ...] = (REFERENCES, "src.txt")
 
     def __init__(self) -> None:
         self.special = SpecialIds(bos=BOS, eos=EOS, pad=PAD)
@@ -107,7 +108,7 @@ class PairTask(ABC):
         return list(data.split(split).target)
 
     def texts(self, data: Data, split: str) -> dict[str, list[str]]:
-        found = {"ref.txt": self.references(data, split), "src.txt": list(data.split(split).source)}
+        found = {REFERENCES: self.references(data, split), "src.txt": list(data.split(split).source)}
         return {ending: found[ending] for ending in self.kept_texts}
 
     def check(self, model: Seq2SeqModel, data: Data) -> None:

@@ -37,8 +37,11 @@ class RunFolder:
         seconds: float = 60.0,
         outcome: Mapping[str, Any] | str | None = None,
         weights: Sequence[int] = (1000,),
+        against: str | None = None,
+        task: str | None = None,
     ) -> Path:
-        """A cell; with `bleu` it is done. weights: the checkpoints that were scored; none: it has no scores."""
+        """A cell; with `bleu` it is done. weights: the checkpoints that were scored; none: it has no scores. against:
+        the hash of its references. task: of its spec, in YAML."""
         name = f"{label}-s{seed}"
         folder = self.root / "cells" / name
         axes = dict(axes or {})
@@ -59,6 +62,7 @@ class RunFolder:
             "metrics": {**({"test/bleu": bleu} if weights else {}), **(metrics or {})},
             "signatures": {"test/bleu": signature} if weights else {},
             "samples": {"test": 3, "attended": 256},
+            **({"references": {"test": against}} if against else {}),
             "data": {"folder": f"corpus/{data}", "content_sha256": "f" * 64},
             "commit": "0123456789abcdef",
             "dirty": False,
@@ -66,7 +70,8 @@ class RunFolder:
             "finished": f"2026-01-0{seed}T00:00:00+00:00",
         }
         (folder / "result.json").write_text(json.dumps(result))
-        (folder / "spec.yaml").write_text("name: x\nmodel: {kind: lstm, k: .inf}\ntable: {rows: label}\nseed: 1\n")
+        spec = "name: x\nmodel: {kind: lstm, k: .inf}\ntable: {rows: label}\nseed: 1\n"
+        (folder / "spec.yaml").write_text(spec + (f"task: {task}\n" if task else ""))
         (folder / "env.json").write_text(json.dumps({"device": "cpu", "threads": 1}))
         for file, text in (("test", lines), ("test.ref", references)):
             if text is not None:

@@ -97,12 +97,14 @@ def test_a_budget_chooses_among_the_numbers_of_a_system(run_folder):
     place, budget = "model.attention.default", "model.attention.default.budget"
     run.add("full", axes={place: "full"})
     run.add("window-8", axes={place: "window", budget: 8})
+    run.add("window-3", axes={place: "window", budget: 3})
     run.add("window-inf", axes={place: "window", budget: "inf"})
     where = {"table": "1", "dataset": "wmt16_en_ro", "metric": "BLEU"}
     found, _ = numbers(run, compare(where, {"window": "Window", "full": "Full"}), "extremely_sparse")
     assert {label: number.value if number else None for label, number in found.items()} == {
         "full": 33.73,
         "window-8": 2.49,
+        "window-3": None,  # the paper has none
         "window-inf": 33.73,  # the dense model
     }
 
@@ -312,3 +314,15 @@ def test_every_corpus_of_a_packaged_comparison_is_known_by_its_name():
             given = spec["task"]["dataset"]
             ours = given if isinstance(given, str) else given["kind"]
             assert compare_module._CORPORA.get(theirs, theirs.replace("_", "-")) == ours, path
+
+
+def test_a_map_of_k_is_of_the_budget_and_of_no_other_axis(run_folder):
+    run = run_folder()
+    for layers in (2, 4):
+        for budget in (2, 4, 3):
+            axes = {"model.layers": layers, "model.attention.default.budget": budget}
+            run.add(f"layers-{layers} budget-{budget}", 1, 30.0, axes=axes)
+    where = {"table": "1", "dataset": "iwslt17_fr_en", "metric": "BLEU", "system": "Top-k Selective"}
+    found, notes = numbers(run, compare(where, {"2": "2", "4": "4"}))
+    assert set(found.values()) == {None}
+    assert "no paper numbers along model.layers: the table of the paper does not vary it" in notes

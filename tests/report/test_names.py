@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.report.names import higher_is_better, misspelt
+from attnbench.report.names import higher_is_better, misspelt, thousands
 
 
 @pytest.mark.parametrize(("metric", "meant"), [
@@ -20,8 +20,17 @@ def test_a_name_that_comes_close_to_a_usual_one_is_misspelt(metric: str, meant: 
 def test_less_is_better_of_what_is_wrong_or_lasts():
     directions = {name: higher_is_better(f"test/{name}") for name in ("bleu", "rep", "drop", "loss", "unfinished")}
     assert directions == {"bleu": True, "rep": False, "drop": False, "loss": False, "unfinished": False}
-    assert higher_is_better("test/seconds") is False
+    assert higher_is_better("test/seconds") is higher_is_better("test/wrong_counts") is False
     assert higher_is_better("attended/cross") is None
+
+
+def test_what_a_perfect_copy_would_get_is_better_in_no_row():
+    assert higher_is_better("test/bleu_bound") is higher_is_better("test/exact_bound") is None
+
+
+def test_thousands_have_the_digits_that_count():
+    shown = ["0.99", "9.90", "10.0", "98.8", "100", "123", "1,235"]
+    assert [thousands(value) for value in (987.6, 9900, 10_000, 98_765, 100_000, 123_456, 1_234_567)] == shown
 
 
 def test_no_metric_of_a_finished_table_passes_for_misspelt():

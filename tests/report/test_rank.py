@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from attnbench.report.rank import LEVEL, Rank, rank
+from attnbench.report.rank import Rank, rank
 from attnbench.report.rows import Row, Stat
+from attnbench.report.table import render
 
 
 def row(label: str, metric: str, **seeds: float) -> Row:
@@ -13,7 +14,7 @@ def row(label: str, metric: str, **seeds: float) -> Row:
 
 
 @pytest.mark.parametrize(("metric", "better", "worse"), [("test/bleu", 30.0, 20.0), ("test/rep", 20.0, 30.0)])
-@pytest.mark.parametrize(("p", "kind"), [(0.01, "worse"), (LEVEL, "tied"), (None, "worse")])
+@pytest.mark.parametrize(("p", "kind"), [(0.049, "worse"), (0.05, "tied"), (None, "worse")])
 def test_the_best_row_and_those_that_are_not_significantly_worse(metric, better, worse, p, kind):
     rows = [row("worse", metric, s1=worse), row("better", metric, s1=better)]
     asked = []
@@ -37,3 +38,15 @@ def test_what_is_better_on_the_common_seeds_is_not_called_worse(metric, good, mi
     assert ranks == {("best", metric): Rank("best"), ("level", metric): Rank("tied", 0.01)}
     rows = [row("best", metric, s1=good, s2=middle), row("other", metric, s1=middle)]
     assert rank([(metric, rows)], "mean_std", lambda *given: 0.01)["other", metric].kind == "worse"
+
+
+def test_one_run_under_several_labels_has_no_rival(run_folder):
+    run = run_folder()
+    for label in ("a", "b"):
+        run.add(label, 1, 30.0)
+        run.cells[-1]["digest"] = "same"
+        path = run.root / "cells" / f"{label}-s1" / "result.json"
+        path.write_text(path.read_text().replace(f"d{label}-s1", "same"))
+    assert "**" not in render(run.grid(), "md")
+    run.add("c", 1, 20.0)
+    assert render(run.grid(), "md").count("**30.00") == 2

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from attnbench.core.errors import AttnbenchError
 from attnbench.report.collect import collect
+from attnbench.report.pair import compare_rows
 from attnbench.report.rows import Stat, group
+from attnbench.report.table import render
+
+LC, RAW = (
+    f"nrefs:1|case:{case}|eff:no|tok:{tok}|smooth:{smooth}|version:2.6.0"
+    for case, tok, smooth in (("lc", "none", "none"), ("mixed", "13a", "exp"))
+)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=9))
@@ -138,3 +145,32 @@ def test_other_data_are_refused_by_what_parts_them(run_folder, part, other):
             at.write_text(json.dumps({**json.loads(at.read_text()), "data": own}))
     with pytest.raises(AttnbenchError, match=rf"the data \({part}\) differs"):
         group(collect(run.grid()).cells)
+
+
+VOCABULARIES = [
+    f"{{kind: translation, dataset: {{kind: multi30k}}, tokenizer: {{kind: bpe, vocab: {vocab}}}}}" for vocab in (1, 2)
+]
+HYPHENS = [f"{{kind: translation, dataset: {{kind: multi30k}}, split_hyphens: {said}}}" for said in ("false", "true")]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "metric", "signature", "apart"),
+    [
+        (VOCABULARIES, "valid/ppl", LC, True),  # of other tokens
+        (VOCABULARIES, "test/rep", LC, False),
+        (VOCABULARIES, "test/bleu", LC, False),
+        (HYPHENS, "test/bleu", LC, True),  # of other words
+        (HYPHENS, "test/bleu", RAW, False),
+        (HYPHENS, "test/rep", LC, True),
+        (HYPHENS, "valid/loss", LC, True),
+    ],
+)
+def test_numbers_that_count_other_things_are_not_compared(tasks, metric, signature, apart, run_folder):
+    run = run_folder()
+    for label, bleu, task in zip("ab", (30.0, 40.0), tasks, strict=True):
+        more = {} if metric == "test/bleu" else {metric: bleu}
+        run.add(label, 1, bleu, axes={"task.x": label}, metrics=more, signature=signature, task=task)
+    page = render(run.grid({"value": metric}), "md")
+    assert ("**" not in page) is apart
+    assert ("other words or tokens are not compared in" in page) is apart
+    assert (metric in compare_rows(run.root, "a", "b").unlike) is apart

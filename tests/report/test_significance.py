@@ -54,8 +54,8 @@ REFERENCES = corpus(0)
 SYSTEMS = {"good": spoil(REFERENCES, 0.10, 1), "near": spoil(REFERENCES, 0.11, 2), "bad": spoil(REFERENCES, 0.5, 3)}
 
 
-def bleu(lines: list[str]) -> float:
-    return corpus_bleu(lines, REFERENCES, "tok_lc").value
+def bleu(lines: list[str], references: list[str] = REFERENCES) -> float:
+    return corpus_bleu(lines, references, "tok_lc").value
 
 
 @pytest.fixture
@@ -163,7 +163,10 @@ def test_tests_are_not_forgotten_where_the_lines_are_not_at_hand(run):
     write_results(run.root)
     assert (run.root / "significance.json").read_text() == before
     page = render(run.root, "md")
-    assert "not tested, for want of common seeds or of saved lines that give the scores: near (test BLEU)" in page
+    assert (
+        "not tested, for want of common seeds, of saved lines that give the scores, or of 10 lines: near (test BLEU)"
+        in page
+    )
 
 
 def test_a_damaged_memory_is_made_again(run):
@@ -210,7 +213,7 @@ def test_where_nothing_could_be_tested_that_is_told(run):
     for path in run.root.glob("cells/*/hyps"):
         shutil.rmtree(path)
     page = render(run.root, "md")
-    assert "not tested, for want of common seeds or of saved lines" in page
+    assert "not tested, for want of common seeds, of saved lines" in page
     assert "near (test BLEU)" in page
 
 
@@ -307,3 +310,30 @@ def test_every_kind_of_bleu_is_tested_as_it_is_scored(run_folder, kind):
                 signature=signature)  # fmt: skip
     run.grid()
     assert p(run.root, "near") == paired_bootstrap(sides["good"], sides["near"], references, kind)
+
+
+def test_few_lines_are_not_tested(run_folder):
+    for count, tested in ((9, False), (10, True)):
+        run = run_folder(f"of {count}")
+        for label in ("good", "bad"):
+            lines, references = SYSTEMS[label][:count], REFERENCES[:count]
+            run.add(label, 1, bleu(lines, references), lines=lines, references=references)
+        assert (p(run.grid(), "bad") is not None) is tested
+
+
+def test_other_references_are_tested_anew(run_folder):
+    """Not so in a copy without them, which knows what they were."""
+    found = []
+    for against, references in (("old", REFERENCES), ("new", spoil(REFERENCES, 0.3, 5))):
+        run = run_folder(against)
+        for label in ("good", "near"):
+            lines = SYSTEMS[label]
+            run.add(label, 1, bleu(lines, references), lines=lines, references=references, against=against)
+        if found:
+            shutil.copy(found[0][0] / "significance.json", run.root)
+        write_results(run.grid())
+        found.append((run.root, p(run.root, "near")))
+        for path in run.root.glob("cells/*/hyps/test.ref.txt"):
+            path.unlink()
+        assert p(run.root, "near") == found[-1][1]
+    assert found[0][1] != found[1][1]

@@ -34,7 +34,7 @@ GOLDEN_LIST = """\
 - failed: topk-8, seed 3: the loss is NaN at step 30 (encoder.0.self)
 - not done yet, of 7 cells: 1 queued
 - mean ± sample standard deviation (seeds); bold: best
-- not tested, for want of common seeds or of saved lines that give the scores: topk-8 (test BLEU)
+- not tested, for want of common seeds, of saved lines that give the scores, or of 10 lines: topk-8 (test BLEU)
 - test BLEU: nrefs:1\\|case:lc\\|eff:no\\|tok:none\\|smooth:none\\|version:2.6.0
 - attended: positions with weight above 0, mean over the queries of 256 sentences of the validation set
 - paper: A paper (2020); table 1
@@ -162,6 +162,13 @@ def test_columns_that_tables_have_by_themselves_can_be_left_out(run_folder):
     shown = render(run.grid({"rows": "norm", "cols": "tie", "omit": everything}), "md")
     assert shown.count("###") == 1  # no second sheet of nothing but names
     assert json.loads(render(run.root, "json"))["results"]["x a"]["attended/cross"] == 9.0
+
+
+def test_what_a_table_is_about_stands_in_it_once(run_folder):
+    run = run_folder()
+    run.add("a", 1, 30.0, metrics={"train/tokens_per_s": 3000.0})
+    folder = run.grid({"value": ["test/bleu", "train/tokens_per_s"], "extra": ["test/bleu"]})
+    assert render(folder, "md").splitlines()[2] == "| label | test BLEU | train ktok/s |"
 
 
 @pytest.mark.parametrize(
@@ -341,7 +348,7 @@ def test_tex_is_balanced_and_escaped(run_folder):
     ]
     bare = re.sub(r"\\[&%$#_{}\\]|^% needs.*$", "", text, flags=re.M)
     assert bare.count("{") == bare.count("}")
-    assert not re.search(r"[#_%]", bare)
+    assert not re.search(r"[#_%~]", bare)
     assert bare.count("$") == 2 * text.count(r"$\pm$")
     assert "±" not in text
     lines = [line for line in text.splitlines() if line.endswith(r"\\")]
@@ -365,6 +372,14 @@ def test_terminal_fits_the_width_and_says_what_gave_way(compared: Path):
         if width == 80:  # what matters most gives way last
             assert "paper" in table
             assert "no room for: entropy" in " ".join(text.split())
+
+
+def test_columns_that_were_asked_for_never_give_way(sweep):
+    console = Console(width=30, file=io.StringIO(), force_terminal=True)
+    render_terminal(sweep.grid({"extra": ["decode/tokens_per_s"]}), console)
+    hidden = " ".join(console.file.getvalue().split()).split("no room for: ")[1]  # type: ignore[attr-defined]
+    assert "train ktok/s" in hidden
+    assert "decode" not in hidden
 
 
 def test_a_pipe_gets_every_column(compared: Path):
@@ -537,6 +552,17 @@ def test_rows_that_differ_in_more_than_the_axes_are_told(run_folder):
     text = render(run.grid(), "md")
     assert "rows differ in what is no axis: train.max\\_steps is 9 in a, b; 60 in c" in text
     assert text.count("no axis") == 1
+
+
+@pytest.mark.parametrize(("axis", "told"), [("cell", False), (PLACE, True)])
+def test_whole_cells_may_differ_in_anything_and_all_rows_in_their_seeds(run_folder, axis: str, told: bool):
+    run = run_folder()
+    for seed, label in enumerate("ab", 1):
+        folder = run.add(label, seed, 30.0, axes={axis: label})
+        (folder / "spec.yaml").write_text(json.dumps({"train": {"max_steps": 9 + seed}, "seed": seed}))
+    text = render(run.grid(), "md")
+    assert text.count("no axis") == told
+    assert ("train.max\\_steps is 10 in a; 11 in b" in text) == told
 
 
 def test_a_metric_that_not_every_seed_has_says_of_how_many(run_folder):

@@ -104,8 +104,8 @@ def attend(
     reaches = [each.shape[2] * each.stride(2) for each in (query, keys, values)]
     if max(*reaches, query.shape[1] * query.shape[2] * values.shape[3]) > _FARTHEST:
         raise ValueError(
-            f"the kernels find no more than {_FARTHEST:,} numbers from the first state of a head to its last; attend to "
-            "a part of the queries at a time, or drop `backend: triton`"
+            f"the kernels find no more than {_FARTHEST:,} numbers from the first state of a head to its last; attend "
+            "to a part of the queries at a time, or drop `backend: triton`"
         )
     wide = functools.reduce(torch.promote_types, (each.dtype for each in (query, keys, values)))
     if interpreted() and wide == torch.bfloat16:  # whose bits Triton's interpreter would multiply as whole numbers
