@@ -6,13 +6,14 @@ import gzip
 import json
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from attnbench.core.files import read_jsonl
-from attnbench.experiment.evaluation import load_trained, translate
+from attnbench.experiment.evaluation import load_trained, score_translations, translate
 from attnbench.tasks.attention import word_attention
 
 
@@ -103,6 +104,19 @@ def test_a_cell_is_a_model_in_python_too(invoke, cell):
     assert translate(trained, lines) == wanted
     (weights,) = word_attention(trained.model, trained.data, lines[:1], ["a b c"])
     assert weights.shape == (3, 4)
+
+
+def test_a_lower_cased_task_is_scored_lower_cased(cell):
+    """Its model has seen no other letters."""
+    trained = load_trained(cell)
+    task = trained.spec.task.model_copy(update={"lowercase": True})
+    lower = replace(trained, spec=trained.spec.model_copy(update={"task": task}))
+    scores, cased = (
+        score_translations(each, ["the dog sleeps now"], [["The Dog sleeps NOW"]]) for each in (lower, trained)
+    )
+    assert scores.values == {"bleu_13a": 100.0, "chrf": 100.0}
+    assert max(cased.values.values()) < 100.0
+    assert all("case:lc" in signature for signature in scores.signatures.values())
 
 
 def test_nothing_is_said_of_an_empty_line(invoke, cell):

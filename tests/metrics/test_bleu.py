@@ -95,6 +95,12 @@ def test_chrf_is_that_of_sacrebleu():
     assert "nc:6" in score.signature
 
 
+@pytest.mark.parametrize("kind", BLEU_KINDS)
+def test_nothing_is_better_than_perfect(kind):
+    """By rounding, sacrebleu's own score of it is 100.00000000000004."""
+    assert corpus_bleu(REFERENCES, REFERENCES, kind).value == 100.0
+
+
 def test_order_of_lines_does_not_matter():
     backwards = corpus_bleu(HYPOTHESES[::-1], REFERENCES[::-1], "13a")
     assert backwards.value == pytest.approx(corpus_bleu(HYPOTHESES, REFERENCES, "13a").value)

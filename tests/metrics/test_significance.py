@@ -6,7 +6,7 @@ from sacrebleu.metrics.bleu import BLEU
 
 from attnbench.metrics.bleu import BLEU_KINDS, prepare
 from attnbench.metrics.rep_drop import repetitions
-from attnbench.metrics.significance import paired_bootstrap, paired_bootstrap_of_shares
+from attnbench.metrics.significance import bootstrap, paired_bootstrap, paired_bootstrap_of_shares
 
 WORDS = ["a", "b", "c", "d", "e", "Cat", "well-known", ".", "it's"]
 SACREBLEU = {
@@ -66,6 +66,13 @@ def test_it_depends_on_its_arguments_alone():
     assert paired_bootstrap(system, baseline, references, samples=100, seed=1) == first
     assert paired_bootstrap(baseline, system, references, samples=100, seed=1) == first
     assert paired_bootstrap(system, baseline, references, samples=100, seed=2) != first
+
+
+def test_what_lies_as_far_lies_no_further():
+    """Of two lines of which one differs, by one: two draws lie one from their mean, as is seen, or less."""
+    better, worse = np.array([[1], [0]]), np.zeros((2, 1), np.int64)
+    for seed in range(40):
+        assert bootstrap(better, worse, lambda sums: float(sums[0]), 2, seed) == pytest.approx(1 / 3)
 
 
 def test_equal_systems_do_not_differ_and_a_better_one_does():

@@ -43,15 +43,22 @@ MODELS = {
 }
 
 
+def drawn(raw, source_vocabulary=VOCABULARY, longest=4):
+    """A model that is sure of something."""
+    torch.manual_seed(4)
+    sizes = Sizes(source_vocabulary, VOCABULARY, False, PAD, longest)
+    model = models.parse({"dropout": 0.0, **raw}).build(sizes).double().eval()
+    for parameter in model.parameters():
+        parameter.data += 0.7 * torch.randn_like(parameter)
+    return model
+
+
 @pytest.mark.parametrize("raw", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("beta", [0.0, 0.5, 5.0])
 @torch.no_grad()
 def test_a_beam_that_holds_everything_finds_the_best_of_everything(raw, beta):
     """Every output of up to three words, its log-probability and its coverage told by decode()."""
-    torch.manual_seed(4)
-    model = models.parse({"dropout": 0.0, **raw}).build(Sizes(VOCABULARY, VOCABULARY, False, PAD, 4)).double().eval()
-    for parameter in model.parameters():
-        parameter.data += 0.7 * torch.randn_like(parameter)
+    model = drawn(raw)
     data = torch.tensor([[3, 4, 5, EOS], [5, 3, EOS, PAD], [EOS, PAD, PAD, PAD]])
     search = {"size": 64, "n_best": 5, "penalty": "wu", "max_ratio": 0, "max_extra": 4}
     beam = searches.parse({"kind": "beam", **search, "coverage": {"kind": "wu", "beta": beta}}).build()
@@ -72,6 +79,18 @@ def test_a_beam_that_holds_everything_finds_the_best_of_everything(raw, beta):
         assert [hypothesis.tokens for hypothesis in hypotheses] == [words for _, words in scored[:5]]
         for hypothesis, (score, _) in zip(hypotheses, scored, strict=False):
             assert hypothesis.score == pytest.approx(score, abs=1e-9)
+
+
+@pytest.mark.parametrize("raw", MODELS.values(), ids=MODELS)
+def test_it_asks_for_a_source_s_own_words_whichever_others_have_left(lab, raw):
+    lengths = (2, 7, 3, 10)
+    model, source = drawn(raw, 50, longest=12), lab.sources(*lengths)
+    search = {"size": 4, "n_best": 4, "penalty": "wu", "max_ratio": 1.0, "max_extra": 2}
+    beam = searches.parse({"kind": "beam", **search, "coverage": {"kind": "wu", "beta": 1.0}}).build()
+    for row, (length, together) in enumerate(zip(lengths, beam(model, source, LIMITS), strict=True)):
+        (alone,) = beam(model, lab.alone(source, row, length), LIMITS)
+        assert [each.tokens for each in together] == [each.tokens for each in alone]
+        assert [each.score for each in together] == pytest.approx([each.score for each in alone], abs=1e-9)
 
 
 @torch.no_grad()

@@ -111,6 +111,17 @@ def test_gradients_that_are_no_numbers(kind, strange):
     assert not to_upper[::2, 3][~off & ~free & moves].isfinite().any()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_upstream_gradient_that_is_a_negated_view_is_read_right(kind):
+    scores, upper, _, grad = drawn(3, 9, 7, 1.0, torch.float32)
+    solved = _bounded_rows.solve(kind, scores, None, upper)
+    found, wanted = (
+        _bounded_rows.vjp(kind, solved.weights, solved.upper, each, None, bounds_too=True)
+        for each in (torch._neg_view(grad), -grad)
+    )
+    torch.testing.assert_close(found, wanted)
+
+
 @settings(max_examples=30)
 @pytest.mark.parametrize("kind", KINDS)
 @given(st.integers(0, 2**31))

@@ -182,6 +182,17 @@ def test_spoilt_empty_and_huge_rows(name, keys, content):
     torch.testing.assert_close(weights, plain, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.parametrize("keys", [7, 90, 300])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_no_number_is_left_of_a_spoilt_row_nor_of_its_gradient(name, keys):
+    scores, valid = torch.randn(1, 2, 3, keys), torch.arange(keys) != 3
+    scores[0, 1, 0, 5] = torch.nan
+    weights, (grad, *_) = answer(TRANSFORMS[name](2), scores, torch.randn_like(scores), valid=valid)
+    for found in (weights, grad):
+        assert torch.equal(found.isnan(), valid & scores.isnan().any(-1, keepdim=True))
+        assert not found[..., 3].any()
+
+
 def test_rows_are_shared_out_among_threads():
     """As many rows as threads share; the answer hangs on neither their number nor on where a block ends."""
     scores, upstream = torch.randn(2, 3, 101, 83), torch.randn(2, 3, 101, 83)

@@ -61,7 +61,7 @@ def test_gradients_are_those_of_softmax_over_what_is_kept():
 def test_a_spoilt_row_is_told_wherever_it_is_spoilt():
     keep = torch.tensor([True, False, False, False])
     for at in range(3):
-        scores = torch.zeros(2, 4)
+        scores = torch.arange(8.0).view(2, 4)
         scores[0, at] = torch.nan
         found = topk_oow(scores, valid=torch.tensor([True, True, True, False]), keep=keep, k=1)
         assert found[0, :3].isnan().all()
