@@ -18,9 +18,11 @@ from attnbench.experiment.spec import CellSpec
 from attnbench.report.collect import collect
 from attnbench.report.compare import comparison
 from attnbench.report.rows import group
+from attnbench.report.table import FORMATS, report
 
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "experiments").glob("*/results/**/result.json"))
+GRIDS = sorted((ROOT / "experiments").glob("*/results/*/grid.json"))
 SPECS = sorted(
     path
     for folder in (ROOT / "experiments", ROOT / "attnbench" / "specs")
@@ -103,6 +105,14 @@ def test_digests_do_not_change():
     assert {name: CellSpec.model_validate(entry["spec"]).digest() for name, entry in kept.items()} == {
         name: entry["digest"] for name, entry in kept.items()
     }
+
+
+@pytest.mark.parametrize("path", GRIDS, ids=lambda path: name(path.parent))
+def test_committed_pages_are_what_report_makes_of_their_cells(path):
+    """A reader who runs it finds nothing changed."""
+    made = report(path.parent)
+    for form in FORMATS:
+        assert (path.parent / f"results.{form}").read_text() == made.text(form), form
 
 
 def test_committed_results_hold_no_text_of_a_corpus():
