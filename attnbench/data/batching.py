@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from attnbench.core.errors import DataError
 from attnbench.core.seeding import derive
 from attnbench.data.base import Batch, Cursor
 from attnbench.data.order import Shuffle
@@ -134,18 +133,13 @@ class TrainStream:
     """The endless stream of training batches: a function of (seed, epoch, shard).
 
     tokens: bound on rows * max(S, T) of a batch. shard (i, n): the i-th of n disjoint parts, whose union is the whole.
-    Raises DataError if a pair does not fit into a batch.
+    A wider pair stands alone.
     """
 
     def __init__(self, ids: Ids, seed: int, *, tokens: int, shard: tuple[int, int] = (0, 1)) -> None:
         self._shard, self._shards = shard
         if not 0 <= self._shard < self._shards:
             raise ValueError(f"shard {shard} is not one of 0..{self._shards - 1}")
-        if ids.widest > tokens:
-            raise DataError(
-                f"the longest training pair has {ids.widest} tokens and a batch holds {tokens}: "
-                "raise the tokens of a batch, or prepare with a lower max_length"
-            )
         self._ids = ids
         self._seed = seed
         self._tokens = tokens

@@ -221,6 +221,14 @@ def _refuse(recipe: Recipe, split: str, pair: Pair, part: Part, source: str, tar
 
 def _check_links(pair: Pair, part: Part, source: str, target: str) -> None:
     place = f"{part.alignment}, beside {part.source}:{pair.source.number}"
+    for path, line, text in ((part.source, pair.source, source), (part.target, pair.target, target)):
+        given, now = len(line.text.split()), len(text.split())
+        if given != now:  # the links count the words that were given
+            raise DataError(
+                f"{path}:{line.number}: has {given} words and, tokenised, {now}, so that the links of {part.alignment} "
+                "would be of others; give tokenised text and say `tokenized: true` below task.dataset, or say "
+                "`pretokenize: none` below task"
+            )
     words = source.count(" ") + 1, target.count(" ") + 1
     for link in parse_links(pair.alignment, place):
         if link[0] >= words[0] or link[1] >= words[1]:

@@ -25,6 +25,9 @@ from attnbench.data.store import IdLists, TextLines
 from attnbench.data.text import moses_detokenize
 from attnbench.data.tokenizers.base import Vocabulary
 
+_SHOWN = 60
+"""Characters of a line that a message shows."""
+
 
 class Split:
     """One split: lines by number, read from disk when asked for."""
@@ -177,8 +180,26 @@ class Data:
         shard: tuple[int, int] = (0, 1),
         start: Cursor = Cursor(),  # noqa: B008
     ) -> Iterator[tuple[Cursor, Batch]]:
-        """The endless training stream from `start` on: (where the next batch begins, batch); see TrainStream."""
-        return TrainStream(self.split("train").ids, seed, tokens=tokens, shard=shard).batches(start)
+        """The endless training stream from `start` on: (where the next batch begins, batch); see TrainStream.
+
+        Raises DataError if a pair does not fit into a batch.
+        """
+        ids = self.split("train").ids
+        if ids.widest > tokens:
+            raise self._too_wide(ids, tokens)
+        return TrainStream(ids, seed, tokens=tokens, shard=shard).batches(start)
+
+    def _too_wide(self, ids: Ids, tokens: int) -> DataError:
+        number = int(np.maximum(np.diff(ids.source.offsets), np.diff(ids.target.offsets)).argmax())
+        sides = ((self.source_vocabulary, ids.source[number]), (self.target_vocabulary, ids.target[number]))
+        vocabulary, longer = max(sides, key=lambda side: len(side[1]))
+        text = vocabulary.decode(longer.tolist())
+        begins = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+        return DataError(
+            f"training pair {number + 1:,} of {len(ids.source):,} has {ids.widest:,} tokens, and a batch holds "
+            f"{tokens:,}: raise train.batch_tokens, or remove that line from the text, or split it or a long word of "
+            f"it; it begins {begins!r}"
+        )
 
     def eval_batches(
         self, split: str, *, tokens: int, rows: int | None = None, lines: NDArray[np.int64] | None = None

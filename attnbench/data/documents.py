@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -22,7 +23,7 @@ of BConTrasT, an agent who writes English, and both sides in one file."""
 _XML = re.compile(r"<(?:\?xml|!DOCTYPE|mteval|srcset|refset|tstset|doc\b|url>)", re.IGNORECASE)
 _TAG = re.compile(
     r"""(?P<opens><doc\b|<url>)|docid="(?P<id>[^"]*)"|<talkid>\s*(?P<talk>\S+?)\s*</talkid>"""
-    r"""|<seg\b[^>]*>\s*(?P<segment>.*?)\s*</seg>|(?P<unended><seg\b)""",
+    r"""|<seg\b[^>]*>(?P<segment>.*?)</seg>|(?P<unended><seg\b)""",
     re.IGNORECASE,
 )
 _MARKUP = re.compile(r"\s*</?[a-zA-Z?!]")
@@ -150,7 +151,7 @@ def _xml(path: Path) -> Iterator[Sentence]:
                 if not number:
                     raise DataError(f"{path}:{line.number}: a <seg> stands before the first <doc>; put it into one")
                 started = True
-                yield Sentence(name or str(number), Line(line.number, tag["segment"]))
+                yield Sentence(name or str(number), Line(line.number, tag["segment"].strip()))
 
 
 def _marked(path: Path) -> Iterator[Sentence]:
@@ -199,7 +200,9 @@ def _chat(path: Path, language: str) -> Iterator[Sentence]:
         own = language == "en"
         texts = [spaced(said["source" if (said["speaker"] == "agent") == own else "target"]) for _, said in utterances]
         "".join([*chats, *texts]).encode()  # half a character, which JSON can say, is no text
-    except (ValueError, KeyError, AttributeError, TypeError, EOFError, OSError, zlib.error) as error:
+    except (
+        ValueError, KeyError, AttributeError, TypeError, EOFError, OSError, RecursionError, zlib.error, lzma.LZMAError
+    ) as error:  # fmt: skip
         raise DataError(f"{path}: is not a file of chats ({error!r}); {mend}") from None
     for number, ((name, _), text) in enumerate(zip(utterances, texts, strict=True), 1):
         yield Sentence(name, Line(number, text))

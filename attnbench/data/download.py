@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import logging
+import lzma
+import re
 import time
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,12 +19,15 @@ from attnbench.core.files import write_atomic
 from attnbench.core.lock import making
 from attnbench.data.archives import damage, is_archive
 from attnbench.data.datasets.base import Remote
+from attnbench.data.lines import open_bytes
 
 log = logging.getLogger("attnbench")
 
 ATTEMPTS = 2
 PAUSE = 1.0
 _TIMEOUT = 30
+_PIECE = 1 << 20
+_PAGE = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:html|!doctype\s+html)\b", re.IGNORECASE)
 
 
 class Unavailable(DataError):
@@ -80,7 +87,7 @@ def _fetch(remote: Remote, url: str, folder: Path, offline: bool) -> Fetched:
                 mend = f"; {seen} is of the file seen first: delete it to take this one" if recorded else ""
                 _download(remote, url, folder, known, mend)
     if known is None:
-        _require_archive(path)
+        _require_whole(path)
     sha256 = _hash(path, "sha256")
     if known is None:
         if remote.size is not None and path.stat().st_size != remote.size:
@@ -92,14 +99,31 @@ def _fetch(remote: Remote, url: str, folder: Path, offline: bool) -> Fetched:
     return Fetched(path, url, sha256)
 
 
-def _require_archive(path: Path) -> None:
-    """A server may answer with a page that says why there is no archive, or end before its end."""
-    fault = damage(path) if is_archive(path.name) else None
-    if fault is not None:
-        with path.open("rb") as file:
-            begins = file.read(24)
+def _require_whole(path: Path) -> None:
+    """A server may answer with a page that says why there is no such file, or end before its end."""
+    with path.open("rb") as file:
+        begins = file.read(1024)
+    if is_archive(path.name):
+        fault = damage(path)
+        said = fault and f"is no whole archive ({fault})"
+    elif _PAGE.match(begins):
+        said = "is a page of a website"
+    else:
+        said = _unreadable(path)
+    if said is not None:
         path.unlink()
-        raise _Failed(f"what it sent is no whole archive ({fault}); it begins with {begins!r}")
+        raise _Failed(f"what it sent {said}; it begins with {begins[:24]!r}")
+
+
+def _unreadable(path: Path) -> str | None:
+    """What is wrong with a file that is read as it is; one that is packed has a checksum at its end."""
+    try:
+        with open_bytes(path) as file:
+            while file.read(_PIECE):
+                pass
+    except (DataError, EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        return f"cannot be unpacked ({_short(error)})"
+    return None
 
 
 def _download(remote: Remote, url: str, folder: Path, known: str | None, mend: str) -> None:

@@ -92,9 +92,9 @@ def _files_below(folder: Path, above: frozenset[str]) -> Iterator[Path]:
     for path in entries:
         if path.name.startswith("."):  # a trash, a repository, what a killed process left
             continue
-        if path.is_dir():
+        if os.path.isdir(path):  # Path's own raise below a folder that may be listed and not entered
             yield from _files_below(path, above | {real})
-        elif path.is_file():
+        elif os.path.isfile(path):
             yield path
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnbench.core.errors import DataError
 from attnbench.core.files import folder_atomic
+from attnbench.core.lock import making
 
 
 class Hub(NamedTuple):
@@ -18,23 +20,28 @@ class Hub(NamedTuple):
 
 
 def from_hub(hub: Hub, languages: tuple[str, str], folder: Path) -> Path:
-    """`folder` with SPLIT.LANGUAGE for each split and language, made now unless it is there.
+    """`folder` with SPLIT.LANGUAGE for each split and language, made now unless it is there, by one process at a time.
 
     Raises DataError when the hub cannot be reached or holds something else.
     """
     if folder.exists():
         return folder
-    try:
-        import datasets
+    with making(folder):
+        if folder.exists():  # another process was first
+            return folder
+        for stale in folder.parent.glob(f".{folder.name}.*"):  # of a killed process: the lock says that none is at work
+            shutil.rmtree(stale, ignore_errors=True)
+        try:
+            import datasets
 
-        loaded: Any = datasets.load_dataset("parquet", data_files=dict(hub.files), streaming=True)
-        with folder_atomic(folder) as work:
-            for split in hub.files:
-                _write(loaded[split], [work / f"{split}.{language}" for language in languages], languages)
-    except DataError:
-        raise
-    except Exception as error:  # whatever the hub's client raises, the user needs the same advice
-        raise DataError(" ".join(str(error).split())[:240] or type(error).__name__) from error
+            loaded: Any = datasets.load_dataset("parquet", data_files=dict(hub.files), streaming=True)
+            with folder_atomic(folder) as work:
+                for split in hub.files:
+                    _write(loaded[split], [work / f"{split}.{language}" for language in languages], languages)
+        except DataError:
+            raise
+        except Exception as error:  # whatever the hub's client raises, the user needs the same advice
+            raise DataError(" ".join(str(error).split())[:240] or type(error).__name__) from error
     return folder
 
 

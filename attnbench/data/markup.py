@@ -9,7 +9,7 @@ from attnbench.data.lines import Line
 
 _META = re.compile(r"<(?:url|talkid|keywords|speaker|reviewer|translator)\b|</?doc\b")
 _WRAPPED = re.compile(r"</?(?:title|description)>")
-_SEGMENT = re.compile(r"^\s*<seg\b[^>]*>\s*(.*?)\s*</seg>", re.IGNORECASE)
+_SEGMENT = re.compile(r"^\s*<seg\b[^>]*>(.*?)</seg>", re.IGNORECASE)
 _BEGUN = re.compile(r"<seg\b", re.IGNORECASE)
 
 
@@ -31,7 +31,7 @@ def segments(lines: Iterable[Line]) -> Iterator[Line]:
         if begun > 1 or (begun and not match):
             raise ValueError(f"line {number}: a <seg> that begins a line ends there, alone; put each on one of its own")
         if match:
-            yield Line(number, match[1])
+            yield Line(number, match[1].strip())
 
 
 def talk_segments(lines: Iterable[Line]) -> Iterator[Line]:

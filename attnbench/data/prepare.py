@@ -6,10 +6,12 @@ import errno
 import hashlib
 import json
 import logging
+import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from attnbench.core.errors import DataError
 from attnbench.core.files import folder_atomic, write_json
 from attnbench.core.lock import NO_LOCKS, making
 from attnbench.data.build import build
-from attnbench.data.datasets.base import DatasetSpec, datasets
+from attnbench.data.datasets.base import SPLITS, DatasetSpec, datasets
 from attnbench.data.download import matches
 from attnbench.data.finder import bare
 from attnbench.data.obtain import not_found, obtain
@@ -61,6 +63,11 @@ def prepare(recipe: Recipe, *, cache: Path, source: Path | None = None, offline:
                     _make(recipe, path, cache, source, offline)
         if ready and source is not None:
             _require_made_from(path, recipe, cache, source)
+    except DataError as error:
+        file = Path(str(error).partition(":")[0])  # what is said of a file begins with its place
+        if not (file.is_relative_to(cache / "downloads") and file.is_file()):
+            raise
+        raise DataError(f"{error}: delete {file.parent} and run again") from None
     except OSError as error:
         raise _explain(error, cache) from error
     return path
@@ -74,14 +81,24 @@ def _make(recipe: Recipe, path: Path, cache: Path, source: Path | None, offline:
     if dataset.licence:
         log.info("%s: licence %s", dataset.kind, dataset.licence)
     files, fetched = obtain(dataset, cache, source, offline=offline)
+    # what changes while it is read must not pass for what was read: files are hashed before, and their sizes and dates
+    # tell afterwards, as a second hash would cost seconds a gigabyte and a writer sets the date
+    own = dataset.local_files(source)
+    states = _states(own)
+    digests = [_digest_of(file) for file in own]
     with folder_atomic(path) as work:
         temporary = work / "work"
         temporary.mkdir()
         found = dataset.sources(files, temporary)
         if files.missing:
             raise not_found(dataset, files)
+        read = _released(found, temporary)
+        states = {**_states(read), **states}
+        sources = _sources(read)
         built = build(recipe, found, work)
-        sources, read = _sources(found, temporary), _released(found, temporary)
+        for file, state in _states(states).items():
+            if state != states[file]:
+                raise DataError(f"{file}: changed while it was read; run again")
         _compare_checksums(dataset, read)
         if source is not None and not read:
             log.info(_UNREAD, dataset.kind, source)
@@ -95,7 +112,7 @@ def _make(recipe: Recipe, path: Path, cache: Path, source: Path | None, offline:
             "licence": dataset.licence,
             "downloads": fetched,
             "sources": sources,
-            "local_files": [_digest_of(file) for file in dataset.local_files(source)],
+            "local_files": digests,
             **built,
             "expected": dict(dataset.expected),
             "files": {file.name: file_facts(file) for file in sorted(work.iterdir())},
@@ -109,7 +126,9 @@ def _ready(path: Path, recipe: Recipe, source: Path | None, *, tell: bool = True
     if not (path / MANIFEST).exists():
         return False
     gone = [file for file in recipe.dataset.local_files(source) if not file.exists()]
-    changed, fault = _changed(path, recipe, source), files_fault(path, read_manifest(path)["files"])
+    manifest, fault = _manifest(path)
+    changed = [] if fault is not None else _changed(manifest, recipe, source)
+    fault = fault or files_fault(path, manifest["files"])
     if tell:
         if fault is not None:
             log.warning("%s; preparing again", fault)
@@ -127,11 +146,11 @@ def changed_files(recipe: Recipe, cache: Path, source: Path | None) -> list[Path
     """
     recipe = recipe.plain()
     path = prepared_path(recipe, cache)
-    return _changed(path, recipe, source) if (path / MANIFEST).exists() else []
+    return _changed(read_manifest(path), recipe, source) if (path / MANIFEST).exists() else []
 
 
-def _changed(path: Path, recipe: Recipe, source: Path | None) -> list[Path]:
-    manifest, files = read_manifest(path), recipe.dataset.local_files(source)
+def _changed(manifest: Mapping[str, Any], recipe: Recipe, source: Path | None) -> list[Path]:
+    files = recipe.dataset.local_files(source)
     noted = manifest.get("local_files") or [None] * len(files)  # older ones do not say which file was which
     return [file for file, digest in zip(files, noted, strict=True) if file.exists() and _digest_of(file) != digest]
 
@@ -150,7 +169,7 @@ def _require_made_from(path: Path, recipe: Recipe, cache: Path, source: Path) ->
         found = dataset.sources(files, Path(temporary))
         if files.missing:
             raise DataError(f"{dataset.kind} is prepared already, and {source} lacks {files.missing[0]}; {mend}")
-        here = {(item["name"], item["sha256"]) for item in _sources(found, Path(temporary))}
+        here = {(item["name"], item["sha256"]) for item in _sources(_released(found, Path(temporary)))}
     other = here ^ {(item["name"], item["sha256"]) for item in read_manifest(path)["sources"]}
     if other:
         names = ", ".join(sorted({name for name, _ in other}))
@@ -167,18 +186,43 @@ def is_prepared(recipe: Recipe, cache: Path) -> bool:
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a prepared folder. Raises DataError if there is none, it is damaged, or of another version."""
-    again = f"delete {path} and run attnbench prepare again"
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest, fault = _manifest(path)
     except FileNotFoundError:
         raise DataError(f"{path}: not prepared data (no {MANIFEST}); run attnbench prepare") from None
-    except ValueError:
-        raise DataError(f"{path / MANIFEST}: damaged; {again}") from None
-    if isinstance(manifest, dict) and manifest.get("schema_version") != SCHEMA_VERSION:
-        raise DataError(f"{path}: prepared by another version of attnbench; {again}")
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
-        raise DataError(f"{path / MANIFEST}: damaged; {again}")
+    if fault is not None:
+        raise DataError(f"{fault}; delete {path} and run attnbench prepare again")
     return manifest
+
+
+def _manifest(path: Path) -> tuple[dict[str, Any], str | None]:
+    """The manifest of a prepared folder, and what is wrong with it."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        if manifest["schema_version"] != SCHEMA_VERSION:
+            return {}, f"{path}: prepared by another version of attnbench"
+        Recipe.model_validate(manifest["recipe"])
+        for part, entries, read in (
+            ("files", manifest["files"], itemgetter("bytes", "sha256")),
+            ("splits", SPLITS, itemgetter("pairs", "wide_tokens", "widest")),
+            ("vocabulary", ("source", "target"), itemgetter("file", "rows")),
+        ):
+            for entry in entries:
+                read(manifest[part][entry])
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return {}, f"{path / MANIFEST}: of another version of attnbench, or damaged"
+    return manifest, None
+
+
+def require_same(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Raise DataError where `path` has been prepared anew since this manifest of it was read."""
+    if read_manifest(path) != manifest:
+        raise prepared_anew(path)
+
+
+def prepared_anew(path: Path) -> DataError:
+    """What to raise where the data in `path` went while they were in use."""
+    return DataError(f"{path}: the data were prepared anew while they were in use; run again")
 
 
 def files_fault(folder: Path, files: Mapping[str, Any]) -> str | None:
@@ -195,9 +239,15 @@ def files_fault(folder: Path, files: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _sources(found: Mapping[str, list[Part]], temporary: Path) -> list[dict[str, Any]]:
+def _sources(read: Iterable[Path]) -> list[dict[str, Any]]:
     """Name, size and hash of each released file that was read."""
-    return [{"name": path.name, **file_facts(path)} for path in _released(found, temporary)]
+    return [{"name": path.name, **file_facts(path)} for path in read]
+
+
+def _states(files: Iterable[Path]) -> dict[Path, tuple[int, int] | None]:
+    """Size and date of each file; None where there is none."""
+    found = {file: file.stat() if file.exists() else None for file in files}
+    return {file: None if stat is None else (stat.st_size, stat.st_mtime_ns) for file, stat in found.items()}
 
 
 def _released(found: Mapping[str, list[Part]], temporary: Path) -> list[Path]:
@@ -267,6 +317,10 @@ def _explain(error: OSError, cache: Path) -> DataError:
     place = f"{error.filename or cache}: {error.strerror or error}"
     if error.errno in NO_LOCKS:
         return DataError(place)
+    if error.errno == errno.EEXIST and os.path.islink(error.filename or ""):  # no folder can be made where it stands
+        return DataError(
+            f"{error.filename}: is a link to what is not there; mend it, or set ATTNBENCH_CACHE to another folder"
+        )
     refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
     other = ", or set ATTNBENCH_CACHE to a folder of your own" if refused else ""
     return DataError(f"{place}; check the path and its permissions{other}")

@@ -172,6 +172,11 @@ class IdLists:
     def __len__(self) -> int:
         return len(self._offsets.array) - 1
 
+    @property
+    def offsets(self) -> NDArray[np.uint64]:
+        """Where each row begins, and where the last one ends."""
+        return self._offsets.array
+
     def __getitem__(self, index: int) -> NDArray[np.int64]:
         first, end = self._offsets.array[index : index + 2]
         return self._ids.array[int(first) : int(end)].astype(np.int64)

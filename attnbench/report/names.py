@@ -22,6 +22,8 @@ _WORDS = {
     "rep": "REP",
     "drop": "DROP",
     "bleu_bound": "BLEU of a perfect copy",
+    "bleu_13a_bound": "BLEU 13a of a perfect output",
+    "d_bleu_13a_bound": "d-BLEU 13a of a perfect output",
     "exact_bound": "exact match of a perfect copy",
     "seconds_per_epoch": "s/epoch",
     "seconds_spread": "seconds, spread",
@@ -36,7 +38,8 @@ _HIGHER = {"bleu", "bleu_13a", "chrf", "exact", "tokens_per_s"}
 _DECIMALS = {
     "attended": 1, "entropy": 2, "bleu": 2, "bleu_13a": 2, "d_bleu": 2, "d_bleu_13a": 2, "s_bleu": 2, "s_bleu_13a": 2,
     "wrong_counts": 1, "chrf": 2, "exact": 2, "loss": 3, "nll": 3, "ppl": 2,
-    "rep": 2, "drop": 2, "bleu_bound": 2, "exact_bound": 2, "seconds_per_epoch": 2,
+    "rep": 2, "drop": 2, "bleu_bound": 2, "bleu_13a_bound": 2, "d_bleu_13a_bound": 2,
+    "exact_bound": 2, "seconds_per_epoch": 2,
 }  # fmt: skip
 
 

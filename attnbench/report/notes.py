@@ -19,6 +19,8 @@ from attnbench.report.rows import WHOLE_CELL, Row, said
 from attnbench.report.significance import FEWEST, SAMPLES, has_test
 
 SHOWN = 20
+_LOSSLESS = 99.5
+"""BLEU that perfect outputs have where tokenisation can be undone but for some quotation marks."""
 _ATTENTION = "model.attention"
 """An axis below it may speak of several sites at once (`all`, `site`, `budget`)."""
 
@@ -203,6 +205,14 @@ def _scores(rows: Sequence[Row], view: View) -> list[str]:
     for metric in dict.fromkeys((*view.values, *view.extra)):
         signatures = dict.fromkeys(cell.signatures[metric] for cell in done if metric in cell.signatures)
         lines += [f"{names.title(metric)}: {signature}" for signature in signatures]
+    for metric in dict.fromkeys((*view.values, *view.extra)):
+        bounds = {cell.metrics[f"{metric}_bound"] for cell in done if f"{metric}_bound" in cell.metrics}
+        if metric.endswith("13a") and bounds and min(bounds) < _LOSSLESS:
+            best = " or ".join(sorted(names.number(metric, bound) for bound in bounds))
+            lines.append(
+                f"{names.title(metric)}: an output equal to its reference has {best}, as its words cannot all be put "
+                "together again as they were"
+            )
     samples = sorted({cell.samples["attended"] for cell in done if "attended" in cell.samples})
     if samples and "attended" not in view.omit:
         of = f"{_list(samples)} {units(rows)[1]}"

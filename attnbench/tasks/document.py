@@ -72,6 +72,8 @@ class Documents(PairTask):
             "chrf": corpus_chrf(plain, references, lowercase=self.spec.lowercase),
         }
         values = {name: score.value for name, score in scores.items()}
+        perfect = data.detokenize(_whole(wanted, documents))
+        values["d_bleu_13a_bound"] = corpus_bleu(perfect, references, cased).value
         values["wrong_counts"] = 100 * wrong / len(lines)
         samples = {"documents": len(whole), "blocks": len(lines), "sentences": len(_all(wanted))}
         return Metrics(

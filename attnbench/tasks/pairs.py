@@ -125,7 +125,7 @@ class PairTask(ABC):
         if fertility is not None and fertility.needs == "oracle":
             return with_fertilities(data)
         if fertility is not None and fertility.needs == "lessons" and fresh:
-            teach(fertility, data.path, seed, lambda: _lessons(with_fertilities(data)))
+            teach(fertility, data.path, data.manifest, seed, lambda: _lessons(with_fertilities(data)))
         return data
 
     def count(self, batch: Batch) -> int:

@@ -12,7 +12,7 @@ from pydantic import field_validator
 from attnbench.data.alignment.links import words
 from attnbench.data.corpus import Data
 from attnbench.data.fertility import with_sink, word_aligner
-from attnbench.metrics.bleu import Score, corpus_bleu, corpus_chrf
+from attnbench.metrics.bleu import BleuKind, Score, corpus_bleu, corpus_chrf
 from attnbench.metrics.rep_drop import droppings, repetitions, share
 from attnbench.models.base import Seq2SeqModel
 from attnbench.tasks.base import Metrics, tasks
@@ -68,10 +68,12 @@ class Translation(PairTask):
     def score(self, data: Data, split: str, lines: list[str]) -> Metrics:
         references = self.references(data, split)
         plain, raw = data.detokenize(lines), list(data.split(split).references)
-        sacre = corpus_bleu(plain, raw, "13a_lc" if self.spec.lowercase else "13a")
+        cased: BleuKind = "13a_lc" if self.spec.lowercase else "13a"
+        sacre = corpus_bleu(plain, raw, cased)
         chrf = corpus_chrf(plain, raw, lowercase=self.spec.lowercase)
         scores = {"bleu": self.bleu(lines, references), "bleu_13a": sacre, "chrf": chrf}
         values = {name: score.value for name, score in scores.items()}
+        values["bleu_13a_bound"] = corpus_bleu(data.detokenize(references), raw, cased).value
         signatures = {name: score.signature for name, score in scores.items()}
         lower = self.spec.bleu == "tok_lc"
         counts = repetitions(*([line.lower() if lower else line for line in side] for side in (lines, references)))

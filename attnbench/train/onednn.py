@@ -22,7 +22,7 @@ _ROUNDS = 50
 _SIDE = 512
 _CAPACITIES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 """Of oneDNN's cache of compiled products, and of the one that torch has before it; each is read at its first use."""
-_KEPT = "128"
+_KEPT = "48"
 
 
 def use_onednn_float32() -> bool:
@@ -49,7 +49,7 @@ def use_onednn_float32() -> bool:
 
 
 def keep_few_products() -> None:
-    """Have oneDNN keep its code for 128 shapes of products in place of 1,024, at half a MiB each, unless the
+    """Have oneDNN keep its code for 48 shapes of products in place of 1,024, at half a MiB each, unless the
     environment says otherwise; does nothing once this process has multiplied by it.
 
     Nearly every batch of text has a shape of its own, so the code for a thousand is kept in vain, and what lies

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from itertools import islice
 from pathlib import Path
 
@@ -65,6 +66,34 @@ def test_batches_hold_the_lines_they_name(small: Data) -> None:
     assert sorted(lines) == list(range(len(small.split("valid"))))
 
 
+def test_a_pair_longer_than_a_batch_is_named_before_training(tmp_path: Path) -> None:
+    lines = [f"wort {number % 7}" for number in range(40)]
+    lines[20] = f"ok {''.join(random.Random(1).choices('acgt', k=200))}"
+    for end in ("de", "en"):
+        (tmp_path / f"a.{end}").write_text("\n".join(lines) + "\n")
+    dataset = {"kind": "parallel", "languages": ["de", "en"], "train": {"source": "a.de", "target": "a.en"}}
+    raw = {"dataset": {**dataset, "hold_every": 30}, "tokenizer": {"kind": "bpe", "vocab": 60}, "max_length": 2}
+    data = Data.open(prepare(Recipe.model_validate(raw), cache=tmp_path / "cache", source=tmp_path))
+    widest = data.split("train").ids.widest
+    with pytest.raises(
+        DataError,
+        match=rf"training pair 21 of 38 has {widest} tokens, and a batch holds {widest - 1}: raise train\.batch_tokens,"
+        rf" or remove that line from the text, or split it or a long word of it; it begins '{lines[20][:60]}\.\.\.'",
+    ):
+        data.batches(1, tokens=widest - 1)
+    next(data.batches(1, tokens=widest))
+
+
+def test_of_two_long_sides_the_longer_one_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.de").write_text("eins\n" * 9 + "zwei drei\n")
+    (tmp_path / "a.en").write_text("one\n" * 9 + "two and three\n")
+    dataset = {"kind": "parallel", "languages": ["de", "en"], "train": {"source": "a.de", "target": "a.en"}}
+    raw = {"dataset": {**dataset, "hold_every": 4}, "tokenizer": "word"}
+    data = Data.open(prepare(Recipe.model_validate(raw), cache=tmp_path / "cache", source=tmp_path))
+    with pytest.raises(DataError, match=r"training pair 6 of 6 has 4 tokens, .* begins 'two and three'"):
+        data.batches(1, tokens=3)
+
+
 def test_what_is_not_there(small: Data) -> None:
     with pytest.raises(DataError, match=r"unknown split 'dev' \(known: train, valid, test\)"):
         small.split("dev")
@@ -76,6 +105,17 @@ def test_what_is_not_there(small: Data) -> None:
 def test_untokenised_text_without_moses_stays_as_it_is(demo: Data) -> None:
     assert demo.detokenize(["kula som ,"]) == ["kula som ,"]
     assert list(demo.split("test").references) == list(demo.split("test").target)
+
+
+def test_text_that_did_not_come_tokenised_stays_as_it_is_where_its_corpus_often_does(tmp_path: Path) -> None:
+    for name in ("train", "val", "test_2016_flickr"):
+        for end, lines in (("de", GERMAN), ("en", ENGLISH)):
+            (tmp_path / f"{name}.{end}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    raw = {"dataset": "multi30k-de-en", "tokenizer": "word", "pretokenize": "none"}
+    data = Data.open(prepare(Recipe.model_validate(raw), cache=tmp_path / "cache", source=tmp_path))
+    assert data.detokenize(["it is , yes ."]) == ["it is , yes ."]
+    del data.manifest["tokenized"]  # an older version did not say it
+    assert data.detokenize(["it is , yes ."]) == ["it is, yes."]
 
 
 def test_what_was_opened_is_read_on_though_its_folder_is_prepared_again(tmp_path: Path) -> None:

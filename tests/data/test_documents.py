@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,27 @@ def test_a_cut_off_archive_of_chats_is_told(tmp_path):
     path.write_bytes(gzip.compress(json.dumps(CHAT).encode())[:-20])
     with pytest.raises(DataError, match=r"chat\.json\.gz"):
         found(path, "en", "chat")
+
+
+def test_damaged_chats_are_told_whatever_the_damage(tmp_path):
+    packed = bytearray(lzma.compress(json.dumps({"a": CHAT["a"] * 999}).encode()))
+    packed[len(packed) // 2] ^= 255
+    deep = b'{"a":' * 200_000
+    for name, data in (("chat.json.xz", bytes(packed)), ("chat.json", deep)):
+        path = tmp_path / name
+        path.write_bytes(data)
+        with pytest.raises(DataError, match=rf"{name}: is not a file of chats"):
+            found(path, "en", "chat")
+
+
+def test_a_segment_that_does_not_end_is_told_however_long_its_line_is(tmp_path):
+    """Where white space around a segment was a part of the pattern, this took the cube of its length."""
+    path = text(tmp_path, "<doc>\n<seg>" + " " * 100_000 + "x\n")
+    with pytest.raises(DataError, match=r"a\.txt:2: a <seg> does not end on its line"):
+        found(path, "en", "xml")
+    assert found(text(tmp_path, "<doc>\n<seg> \t a  b \u3000</seg><seg> </seg>\n"), "en", "xml") == [
+        ("1", "a  b"), ("1", ""),
+    ]  # fmt: skip
 
 
 def test_a_document_that_goes_on_later_is_refused(tmp_path):

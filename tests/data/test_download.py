@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gzip
 import hashlib
 import logging
+import lzma
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -122,6 +124,39 @@ def test_a_size_is_checked_where_no_checksum_is_known(served, tmp_path: Path) ->
     with pytest.raises(Unavailable, match=r"wrong size: 50,000 bytes in place of 49,999"):
         fetch(remote(served, "train.de", size=49_999), tmp_path)
     assert fetch(remote(served, "train.de", size=50_000), tmp_path).path.exists()
+
+
+PAGE = b"\n <!DOCTYPE HTML>\n<HTML><body>please log in</body></html>\n"
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
+def test_what_is_packed_is_read_to_its_end_where_no_checksum_is_known(server, tmp_path: Path, pack) -> None:
+    name, whole = f"train.de.{'gz' if pack is gzip.compress else 'xz'}", pack(DATA)
+    bad = {"page": PAGE, "half": whole[:-9], "plain": DATA, "spoilt": whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]}
+    for folder, data in {**bad, "good": whole}.items():
+        (server.folder / folder).mkdir()
+        (server.folder / folder / name).write_bytes(data)
+    got = fetch(Remote(name, tuple(f"{server.url}{folder}/{name}" for folder in (*bad, "good"))), tmp_path)
+    assert got.url == f"{server.url}good/{name}"
+    assert got.path.read_bytes() == whole
+    assert left_of(tmp_path) == [name, f"{name}.sha256"]
+    with pytest.raises(Unavailable, match=r"what it sent cannot be unpacked \(.*\); it begins with"):
+        fetch(Remote(name, (f"{server.url}half/{name}",)), tmp_path)
+
+
+@pytest.mark.parametrize("page", [PAGE, b"\xef\xbb\xbf<html lang='en'>", b"\t<Html>"])
+def test_a_page_in_place_of_a_text_sends_on_to_the_next_mirror(served, tmp_path: Path, page: bytes) -> None:
+    (served.folder / "page").mkdir()
+    (served.folder / "page" / "train.de").write_bytes(page)
+    assert fetch(remote(served, "page/train.de", "train.de"), tmp_path).path.read_bytes() == DATA
+    with pytest.raises(Unavailable, match="what it sent is a page of a website; it begins with"):
+        fetch(remote(served, "page/train.de"), tmp_path)
+
+
+@pytest.mark.parametrize("given", [b'<!DOCTYPE srcset SYSTEM "ftp://x">\n<srcset>', b"<htmlike> <html>", b""])
+def test_a_text_with_other_markup_is_no_page(served, tmp_path: Path, given: bytes) -> None:
+    (served.folder / "train.de").write_bytes(given)
+    assert fetch(remote(served, "train.de"), tmp_path).path.read_bytes() == given
 
 
 def test_progress_tells_each_tenth(caplog: pytest.LogCaptureFixture) -> None:

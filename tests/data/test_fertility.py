@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -104,8 +105,8 @@ def test_of_two_that_see_a_fault_one_makes_it_again(data, monkeypatch):
     seen: list[bool] = []
     barrier, write, whole = threading.Barrier(2), fertility._write_fertilities, fertility._is_whole
 
-    def is_whole(folder):
-        found = whole(folder)
+    def is_whole(*given):
+        found = whole(*given)
         seen.append(found)
         if len(seen) <= 2:
             barrier.wait(60)
@@ -116,6 +117,78 @@ def test_of_two_that_see_a_fault_one_makes_it_again(data, monkeypatch):
     with ThreadPoolExecutor(2) as pool:
         assert len(list(pool.map(lambda _: with_fertilities(data), range(2)))) == 2
     assert made == [1]
+
+
+def prepared(folder, word: str) -> Data:
+    """From the user's own files, which hold this word; other files give other data in the same place."""
+    folder.mkdir(exist_ok=True)
+    for end in ("de", "en"):
+        (folder / f"a.{end}").write_text("".join(f"{word} {number} {end}\n" for number in range(20)))
+    dataset = {"kind": "parallel", "languages": ["de", "en"], "hold_every": 5}
+    raw = {"dataset": {**dataset, "train": {"source": "a.de", "target": "a.en"}}, "tokenizer": "word"}
+    return Data.open(prepare(Recipe.model_validate(raw), cache=folder / "cache", source=folder))
+
+
+def aligner(data):
+    return word_aligner(data, lowercase=True)
+
+
+def beside(data: Data) -> list[str]:
+    """What was put beside the prepared files, locks and hidden ones aside."""
+    own = {*data.manifest["files"], "manifest.json"}
+    return [file.name for file in data.path.iterdir() if file.name not in own and file.suffix != ".lock"]
+
+
+@pytest.mark.parametrize("make", [with_fertilities, aligner])
+def test_what_older_data_ask_for_is_not_taken_from_newer_ones(tmp_path, make):
+    old = prepared(tmp_path / "text", "old")
+    make(prepared(tmp_path / "text", "new"))  # as many words
+    with pytest.raises(DataError, match="the data were prepared anew while they were in use; run again"):
+        make(old)
+
+
+@pytest.mark.parametrize(
+    ("make", "step"), [(with_fertilities, "train"), (with_fertilities, "align"), (aligner, "train")]
+)
+def test_what_is_made_of_older_data_never_lies_beside_newer_ones(tmp_path, monkeypatch, make, step):
+    old, real = prepared(tmp_path / "text", "old"), getattr(Aligner, step)
+    new: list[Data] = []
+
+    def meanwhile(*given, **named):
+        new[:] = new or [prepared(tmp_path / "text", "new one")]
+        return real(*given, **named)
+
+    monkeypatch.setattr(Aligner, step, meanwhile)
+    with pytest.raises(DataError, match="the data were prepared anew while they were in use; run again"):
+        make(old)
+    assert old.path == new[0].path
+    assert beside(new[0]) == []
+    make(new[0])
+    assert len(beside(new[0])) == 1
+
+
+def test_fertilities_of_other_data_are_made_again(data, tmp_path, caplog):
+    """An earlier version could leave them there."""
+    other = {"dataset": {**DEMO, "seed": 2}, "tokenizer": {"kind": "bpe", "vocab": 200, "joint": True}}
+    theirs = with_fertilities(Data.open(prepare(Recipe.model_validate(other), cache=tmp_path / "other")))
+    shutil.copytree(theirs.path / "fertility-1", data.path / "fertility-1")
+    ids = with_fertilities(data).split("train").ids
+    assert "train.ids: is of other data; aligning again" in caplog.text
+    assert ids.fertility is not None
+    assert ids.fertility.offsets.tolist() == ids.source.offsets.tolist()
+
+
+def test_an_aligner_that_cannot_be_read_is_learned_again(data, caplog):
+    first = aligner(data)
+    path = data.path / "aligner-1-lc.npz"
+    whole = path.read_bytes()
+    method = whole.rindex(b"PK\x01\x02") + 10  # how the last member is packed, as the archive's table says
+    for spoilt in (b"", whole[: len(whole) // 2], whole[:method] + b"\x63" + whole[method + 1 :]):
+        path.write_bytes(spoilt)
+        caplog.clear()
+        assert aligner(data).source == first.source
+        assert caplog.text.count(f"{path}: cannot be read; learning it again") == 1
+        assert path.read_bytes() == whole
 
 
 def test_where_nothing_can_be_written_what_is_there_serves(data, monkeypatch):

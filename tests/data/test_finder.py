@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +78,23 @@ def test_a_folder_that_may_not_be_read_is_passed_over(tmp_path: Path, monkeypatc
     files = Finder([tmp_path])
     assert files.find("open.de") is not None
     assert files.find("closed.de") is None
+
+
+def test_a_folder_that_may_be_listed_and_not_entered_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path, "open.de", "closed/in/train.de", "closed/train.de")
+    real = os.stat
+
+    def stat(path: Any, *args: Any, **named: Any) -> os.stat_result:
+        if "closed" in Path(path).parent.parts:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *args, **named)
+
+    monkeypatch.setattr(os, "stat", stat)
+    files = Finder([tmp_path])
+    assert files.find("open.de") is not None
+    assert files.find("train.de") is None
 
 
 def test_no_such_folder(tmp_path: Path) -> None:

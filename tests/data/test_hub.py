@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from attnbench.core.errors import DataError
+from attnbench.data import hub as module
 from attnbench.data.hub import Hub, from_hub
 
 pa = pytest.importorskip("pyarrow")
@@ -30,4 +34,24 @@ def test_other_languages_and_absent_files_are_told_and_leave_nothing(tmp_path: P
         from_hub(Hub({"train": flat}), ("fr", "en"), tmp_path / "out")
     with pytest.raises(DataError):
         from_hub(Hub({"train": str(tmp_path / "absent.parquet")}), ("de", "en"), tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["b.parquet"]
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".lock"] == ["b.parquet"]
+
+
+def test_two_at_once_make_it_once_and_what_a_killed_one_left_is_swept_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    write = module._write
+
+    def slowly(*args: Any) -> None:
+        made.append(1)
+        time.sleep(0.2)
+        write(*args)
+
+    monkeypatch.setattr(module, "_write", slowly)
+    (tmp_path / ".out.abcd1234").mkdir()
+    hub = Hub({"train": table(tmp_path / "b.parquet", [{"de": "nein", "en": "no"}])})
+    with ThreadPoolExecutor(2) as pool:
+        assert len(list(pool.map(lambda _: from_hub(hub, ("de", "en"), tmp_path / "out"), range(2)))) == 2
+    assert made == [1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.parquet", "out", "out.lock"]

@@ -63,6 +63,15 @@ def test_segments_that_share_a_line_or_do_not_end_are_refused(tmp_path: Path, li
         list(read_pairs(Part(path, path, select=segments)))
 
 
+def test_a_segment_that_does_not_end_is_told_however_long_its_line_is() -> None:
+    """Where white space around a segment was a part of the pattern, this took the cube of its length."""
+    with pytest.raises(ValueError, match="line 1: a <seg> that begins a line ends there"):
+        list(segments([Line(1, "<seg id=1>" + " " * 100_000 + "x")]))
+    assert list(segments([Line(1, "<seg> \t a  b \u3000</seg>"), Line(2, "<seg> </seg>")])) == [
+        Line(1, "a  b"), Line(2, ""),
+    ]  # fmt: skip
+
+
 def test_talk_segments_have_straight_apostrophes() -> None:
     text = '<seg id="12">  It’s <b>fine</b>.  </seg>\n<talkid>3</talkid>\n <seg id="13"> So. </seg>'
     assert list(talk_segments(lines(text))) == [Line(1, "It's <b>fine</b>."), Line(3, "So.")]

@@ -18,6 +18,7 @@ from attnbench.core.errors import DataError
 from attnbench.core.files import cache_root
 from attnbench.data import prepare as module
 from attnbench.data.corpus import Data
+from attnbench.data.datasets import documents
 from attnbench.data.datasets.base import datasets
 from attnbench.data.prepare import describe_datasets, is_prepared, prepare, prepared_path, read_manifest
 from attnbench.data.recipe import Recipe
@@ -114,6 +115,53 @@ def test_changed_files_of_the_user_are_prepared_again(tmp_path: Path, caplog: py
     (tmp_path / "text" / "a.en").unlink()  # prepared data outlive the files they were made from
     assert prepare(mine, cache=tmp_path / "cache") == path
     assert "a.en is not here; what was prepared from files of these names before serves" in caplog.text
+
+
+def rewritten(file: str) -> None:
+    """Of another content, with as many bytes."""
+    path = Path(file)
+    path.write_bytes(path.read_bytes().swapcase())
+
+
+def test_a_file_that_changes_while_it_is_read_is_told_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would be noted as what was prepared, and never be prepared again."""
+    build, mine = module.build, recipe(tmp_path / "text")
+    one, file = released(tmp_path / "one"), str(tmp_path / "text" / "a.en")
+    for changing, given in ((file, (mine, None)), (str(one / "val.en"), (NAMED, one))):
+
+        def meanwhile(*args: object, changing: str = changing) -> object:
+            built = build(*args)  # type: ignore[arg-type]
+            rewritten(changing)
+            return built
+
+        os.utime(changing, (1, 1))
+        monkeypatch.setattr(module, "build", meanwhile)
+        with pytest.raises(DataError, match=f"{changing}: changed while it was read; run again"):
+            prepare(given[0], cache=tmp_path / "cache", source=given[1])
+        assert left_behind(tmp_path / "cache") == []
+    monkeypatch.setattr(module, "build", build)
+    path = prepare(mine, cache=tmp_path / "cache")
+    assert "A HOUSE" in (path / "train.tgt.txt").read_text()
+
+
+def test_a_document_that_changes_while_it_is_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are written out first, before they are built of."""
+    sides = {"source": text(tmp_path, "a.de", [*SOURCE, ""] * 9), "target": text(tmp_path, "a.en", [*TARGET, ""] * 9)}
+    dataset = {"kind": "documents", "languages": ["de", "en"], "train": [sides], "hold_every": 3}
+    mine = Recipe.model_validate({"dataset": dataset, "tokenizer": {"kind": "bpe", "vocab": 120}})
+    os.utime(sides["target"], (1, 1))
+    write = documents.write_aligned
+
+    def meanwhile(*args: object) -> object:
+        written = write(*args)  # type: ignore[arg-type]
+        rewritten(sides["target"])
+        return written
+
+    monkeypatch.setattr(documents, "write_aligned", meanwhile)
+    with pytest.raises(DataError, match=r"a\.en: changed while it was read"):
+        prepare(mine, cache=tmp_path / "cache")
 
 
 def test_files_of_the_user_that_changed_places_are_prepared_again(tmp_path: Path) -> None:
@@ -291,6 +339,23 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
         prepare(recipe(tmp_path / "text"), cache=tmp_path / "cache")
 
 
+def test_a_cache_that_is_a_link_to_nothing_is_told(tmp_path: Path) -> None:
+    (tmp_path / "cache").symlink_to(tmp_path / "gone")
+    with pytest.raises(DataError, match=r"cache: is a link to what is not there; mend it, or set ATTNBENCH_CACHE"):
+        prepare(recipe(tmp_path / "text"), cache=tmp_path / "cache")
+
+
+def test_a_damaged_download_is_named_with_what_to_delete(tmp_path: Path) -> None:
+    """Where no checksum is known the first one holds, whatever came then."""
+    mine = Recipe.model_validate({"dataset": "nc-doc"})
+    for remote in mine.dataset.bundles()[0]:
+        folder = tmp_path / "cache" / "downloads" / hashlib.sha256(remote.urls[0].encode()).hexdigest()[:16]
+        damaged = text(folder, remote.name, ["a page"])
+        text(folder, f"{remote.name}.sha256", [hashlib.sha256(Path(damaged).read_bytes()).hexdigest()])
+    with pytest.raises(DataError, match=r"no line `<d>` opens a document.*: delete .*downloads/\w{16} and run again"):
+        prepare(mine, cache=tmp_path / "cache", offline=True)
+
+
 def test_what_a_killed_process_left_is_swept_up(tmp_path: Path) -> None:
     mine = recipe(tmp_path / "text")
     path = prepared_path(mine, tmp_path / "cache")
@@ -328,6 +393,33 @@ def test_a_manifest_that_is_absent_or_damaged(tmp_path: Path) -> None:
         (tmp_path / "manifest.json").write_text(damaged)
         with pytest.raises(DataError, match="damaged; delete"):
             Data.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("recipe", None),
+        ("recipe", {"dataset": "demo", "sampling": 1}),
+        ("files", {"train.src.txt": 3}),
+        ("files", ["train.src.txt"]),
+        ("splits", {}),
+        ("splits", {"train": {"pairs": 3}, "valid": {}, "test": {}}),
+        ("vocabulary", {"source": "word.json"}),
+        ("schema_version", 99),
+    ],
+)
+def test_a_manifest_that_says_too_little_or_what_is_not_known_is_a_fault(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, part: str, value: object
+) -> None:
+    mine = recipe(tmp_path / "text")
+    path = prepare(mine, cache=tmp_path / "cache")
+    whole = read_manifest(path)
+    (path / "manifest.json").write_text(json.dumps({**whole, part: value}))
+    with pytest.raises(DataError, match=f"another version of attnbench.*; delete {path} and run attnbench prepare"):
+        Data.open(path)
+    assert prepare(mine, cache=tmp_path / "cache") == path
+    assert "; preparing again" in caplog.text
+    assert read_manifest(path) == whole
 
 
 def test_a_prepared_folder_with_a_fault_is_prepared_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

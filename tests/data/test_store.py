@@ -65,6 +65,16 @@ def test_many_rows_are_gathered_in_visits(tmp_path: Path) -> None:
     assert [ids[a : a + size].tolist() for a, size in zip(first, lengths, strict=True)] == [rows[i] for i in index]
 
 
+def test_pages_are_given_back_between_visits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool of a large corpus would else hold all of its files."""
+    with IdsWriter(tmp_path / "a.ids", 1000) as writer:
+        writer.write([[number] for number in range(1000)])
+    lists, released = IdLists(tmp_path / "a.ids", 1000), []
+    monkeypatch.setattr(lists, "release", lambda: released.append(1))
+    lists.gather(np.arange(1000))
+    assert len(released) == 4
+
+
 def test_ids_take_two_bytes_up_to_65536_rows(tmp_path: Path) -> None:
     assert ids_dtype(65_536).itemsize == 2
     assert ids_dtype(65_537).itemsize == 4

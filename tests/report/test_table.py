@@ -572,3 +572,11 @@ def test_a_metric_that_not_every_seed_has_says_of_how_many(run_folder):
     row = json.loads(render(run.grid(), "json"))["results"]["a"]
     assert (row["n_seeds"], row["test/rep_n"]) == (2, 1)
     assert "test/bleu_n" not in row
+
+
+@pytest.mark.parametrize(("bound", "told"), [(79.38, True), (99.9, False)])
+def test_what_a_perfect_output_would_have_is_told_where_it_is_less_than_all(run_folder, bound, told):
+    run = run_folder()
+    run.add("a", 1, 30.0, metrics={"test/bleu_13a": 31.0, "test/bleu_13a_bound": bound})
+    page = render(run.grid({"value": "test/bleu_13a"}), "md")
+    assert ("- test BLEU 13a: an output equal to its reference has 79.38, as its words" in page) is told

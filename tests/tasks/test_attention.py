@@ -81,6 +81,18 @@ def test_empty_lines_and_unknown_words_have_a_place(spec, data):
     assert all(np.isfinite(table).all() for table in found)
 
 
+def test_lines_are_lower_case_where_the_model_reads_no_other(spec, tmp_path):
+    lower = spec.replace(lowercase=True)
+    data = Data.open(lower.prepare(tmp_path, None, offline=True))
+    sources, targets = list(data.split("test").source), list(data.split("test").target)
+    model = build(lower, MODELS["transformer"])
+    plain, loud = (
+        word_attention(model, data, *([line.upper() if up else line for line in side] for side in (sources, targets)))
+        for up in (False, True)
+    )
+    assert all(np.array_equal(one, other) for one, other in zip(plain, loud, strict=True))
+
+
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_a_line_that_is_too_long_is_named(spec, data, side):
     model = build(spec, {**MODELS["transformer"], "max_length": 12})

@@ -81,7 +81,7 @@ def test_the_references_score_100(opened):
     assert any("<sep>" in line for line in test.target)
     assert len(set(test.documents)) < len(test.documents)
     found = evaluated(opened)
-    for name in ("d_bleu", "d_bleu_13a", "s_bleu", "s_bleu_13a", "chrf"):
+    for name in ("d_bleu", "d_bleu_13a", "d_bleu_13a_bound", "s_bleu", "s_bleu_13a", "chrf"):
         assert found.values[name] == pytest.approx(100)
     assert found.values["wrong_counts"] == found.values["unfinished"] == 0
     assert found.samples == {"documents": 8, "blocks": len(test), "sentences": 40}

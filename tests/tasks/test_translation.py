@@ -341,6 +341,15 @@ def test_lower_cased_data_are_scored_lower_cased(data):
     assert metrics.values["bleu_13a"] == pytest.approx(100)
 
 
+def test_what_a_perfect_output_has_is_told_where_tokenisation_cannot_be_undone(data, task, monkeypatch):
+    monkeypatch.setattr(type(data), "detokenize", lambda self, lines: [each + "." * (len(each) % 3) for each in lines])
+    lines = list(data.split("test").target)
+    perfect, bad = (task.score(data, "test", each).values for each in (lines, lines[::-1]))
+    assert perfect["bleu"] == pytest.approx(100)
+    assert perfect["bleu_13a"] == perfect["bleu_13a_bound"] == bad["bleu_13a_bound"] < 99
+    assert bad["bleu_13a"] < 50
+
+
 def test_compounds_are_split_when_asked_for(data):
     lines = list(data.split("test").target)
     plain = parse().bind().score(data, "test", lines)

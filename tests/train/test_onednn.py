@@ -191,6 +191,6 @@ def test_capacities_that_the_environment_names_are_left_alone(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(names[0], "7")
     onednn.keep_few_products()
-    assert [os.environ.get(name) for name in names] == ["7", "128"]
+    assert [os.environ.get(name) for name in names] == ["7", "48"]
     onednn.keep_products_as_shipped()
     assert [os.environ.get(name) for name in names] == ["7", None]

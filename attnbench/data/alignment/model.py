@@ -111,7 +111,7 @@ class Aligner(NamedTuple):
             return bare._with(arrays, facts["directions"])
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror or error}); check the path") from None
-        except (ValueError, KeyError, TypeError, EOFError, AttributeError, zipfile.BadZipFile):
+        except (ValueError, KeyError, TypeError, EOFError, AttributeError, RuntimeError, zipfile.BadZipFile):
             raise DataError(f"{path}: is no saved aligner, or damaged; train and save it again") from None
 
     def _with(self, arrays: Mapping[str, NDArray], numbers: Mapping[Direction, Any]) -> Self:

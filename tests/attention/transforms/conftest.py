@@ -56,8 +56,8 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 @pytest.fixture
 def hardly_reaching() -> Callable[[int, float], Tensor]:
-    """hardly_reaching(keys, excess): a row in float32 whose threshold, for that alpha - 1, lies among all its scores but
-    the best: a search that ends once its threshold hardly moves leaves them a part of its mass."""
+    """hardly_reaching(keys, excess): a row in float32 whose threshold, for that alpha - 1, lies among all its scores
+    but the best: a search that ends once its threshold hardly moves leaves them a part of its mass."""
 
     def made(keys: int, excess: float) -> Tensor:
         scores = 9e-7 * torch.rand(1, 1, 1, keys, generator=torch.Generator().manual_seed(keys))

@@ -48,6 +48,12 @@ def test_the_docstrings_numbers():
     assert [spec.apart(length) for length in range(4)] == [False, False, False, True]
 
 
+def test_sequences_just_enough_are_kept_apart():
+    assert CopySpec(symbols=10, held_out=20).apart(2)  # the least, 100
+    assert CopySpec(symbols=12, held_out=18, shortest=2, longest=2).apart(2)  # 4 times 36 held out
+    assert not CopySpec(symbols=12, held_out=19, shortest=2, longest=2).apart(2)
+
+
 @pytest.mark.parametrize("fields", [
     {"symbols": 1, "longest": 3}, {"held_out": 1, "longest": 200}, {"symbols": 2, "longest": 12, "held_out": 50},
 ])  # fmt: skip
