@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from training_cases import ATTENTION, WORDS, a_batch
 
+from attnbench.attention.transforms import _simplex
 from attnbench.core import native
 from attnbench.core.ragged import Ragged
 from attnbench.models.base import Sizes, models
@@ -64,6 +65,7 @@ def test_an_update_waits_for_nothing(kind: str, attention: str, optimizer: str, 
 
     monkeypatch.setattr(pairs, "to_device", arrive)
     monkeypatch.setattr(Ragged, "of", lambda valid: None)  # as off the processor
+    monkeypatch.setattr(_simplex, "_answers_at_once", lambda tensor: False)
     with native.off(), watch:
         accumulate(task, model, [a_batch()], 0.1, CPU)
         clip(model, 1.0)

@@ -54,9 +54,14 @@ def centre(masked: Float[Tensor, "... K"]) -> Float[Tensor, "... K"]:
     a row that must come out NaN hold +inf."""
     top = masked.amax(-1, keepdim=True)
     spoilt = top == torch.inf
-    if torch.compiler.is_compiling() or not spoilt.is_cpu or bool(spoilt.any()):
+    if not _answers_at_once(spoilt) or bool(spoilt.any()):
         masked.masked_fill_(spoilt & (masked > -torch.inf), torch.inf)
     return masked.sub_(top.nan_to_num_(posinf=0.0, neginf=0.0))
+
+
+def _answers_at_once(tensor: Tensor) -> bool:
+    """A GPU would be waited for, and a graph broken."""
+    return tensor.is_cpu and not torch.compiler.is_compiling()
 
 
 def climb(threshold: Float[Tensor, "... 1"], step: Float[Tensor, "... 1"]) -> Float[Tensor, "... 1"]:
