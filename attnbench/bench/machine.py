@@ -51,7 +51,7 @@ def set_up(runtime: Runtime) -> list[Choice]:
             Choice("transforms and attention", "Triton's kernels" if compiles(device) else "torch operations"),
             Choice("updates", "recorded as CUDA graphs" if records(runtime) else "computed as they come"),
         ]
-    keep_few_products()
+    shapes = keep_few_products()
     left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
     before = _fastest(lambda: left @ right, device)
     sent = use_onednn_float32()
@@ -69,6 +69,7 @@ def set_up(runtime: Runtime) -> list[Choice]:
         Choice(f"{searched} products of searches", *of_searches),
         Choice("int8 products of searches", f"by {packed.chosen(torch.int8)[0]}"),
         Choice("freed memory", "kept for the next step", returned / kept),
+        Choice("code of oneDNN's products", f"kept for {shapes} shapes"),
         Choice("transforms, and steps of decoding", f"compiled by {compiler}" if compiler else "torch operations"),
         Choice("threads", f"{torch.get_num_threads()} of {processor.usable_cores()} processors"),
     ]

@@ -48,15 +48,16 @@ def use_onednn_float32() -> bool:
     return True
 
 
-def keep_few_products() -> None:
+def keep_few_products() -> str:
     """Have oneDNN keep its code for 48 shapes of products in place of 1,024, at half a MiB each, unless the
-    environment says otherwise; does nothing once this process has multiplied by it.
+    environment says otherwise; does nothing once this process has multiplied by it. Returns how many it is to keep.
 
     Nearly every batch of text has a shape of its own, so the code for a thousand is kept in vain, and what lies
     scattered among the tensors keeps their memory from being reused.
     """
     for name in _CAPACITIES:
         os.environ.setdefault(name, _KEPT)
+    return os.environ[_CAPACITIES[0]]
 
 
 def keep_products_as_shipped() -> None:

@@ -67,3 +67,9 @@ def test_yardsticks_count_what_they_do():
     moved = machine.copies(scores)
     assert moved.cost == 2 * 15 * 4
     assert torch.equal(moved.run(), scores)
+
+
+def test_what_is_kept_of_compiled_products_is_told(monkeypatch):
+    monkeypatch.setattr(machine, "keep_few_products", lambda: "7")
+    choices = {choice.what: choice.chosen for choice in machine.set_up(Runtime(torch.device("cpu")))}
+    assert choices["code of oneDNN's products"] == "kept for 7 shapes"
