@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
@@ -13,6 +14,7 @@ import torch
 import attnbench
 from attnbench.core.errors import AttnbenchError, DataError
 from attnbench.core.files import read_jsonl
+from attnbench.experiment import pipeline
 from attnbench.experiment.environment import environment
 from attnbench.experiment.grid_file import write_grid
 from attnbench.experiment.pipeline import Place, build_model, content_sha256, count_parameters, run_cell
@@ -56,6 +58,10 @@ def test_a_result_says_what_tables_need(bench: Any):
         "kind": "finished", "step": 4, "epoch": 1, "text": "finished at step 4", "seen": "",
     }  # fmt: skip
     assert result["samples"] == {"valid": 6, "test": 6, "attended": 6}
+    assert result["references"] == {
+        split: hashlib.sha256((folder / "hyps" / f"{split}.ref.txt").read_bytes().removesuffix(b"\n")).hexdigest()
+        for split in ("valid", "test")
+    }
     assert set(result["signatures"]) == {
         f"{split}/{name}" for split in ("valid", "test") for name in ("bleu", "bleu_13a", "chrf", "rep")
     }
@@ -74,6 +80,14 @@ def test_a_result_says_what_tables_need(bench: Any):
     for path in folder.rglob("*.json*"):
         assert str(bench.folder) not in path.read_text()
         assert str(bench.cache) not in path.read_text()
+
+
+def test_a_process_is_set_up_before_it_multiplies(bench: Any, monkeypatch: pytest.MonkeyPatch):
+    found: list[str] = []
+    for name in ("keep_freed_memory", "keep_few_products", "use_onednn_float32"):
+        monkeypatch.setattr(pipeline, name, lambda name=name: found.append(name))
+    finish(bench, bench.experiment())
+    assert found == ["keep_freed_memory", "keep_few_products", "use_onednn_float32"]
 
 
 def test_a_listener_hears_every_line_of_the_log(bench: Any):

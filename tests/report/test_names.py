@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.report.names import higher_is_better, misspelt, thousands
+from attnbench.report.names import higher_is_better, misspelt, number, thousands
 
 
 @pytest.mark.parametrize(("metric", "meant"), [
@@ -38,3 +38,10 @@ def test_no_metric_of_a_finished_table_passes_for_misspelt():
     measured = {name for path in tables for name in json.loads(path.read_text())["metrics"]}
     assert len(measured) > 40
     assert {name: near for name in measured if (near := misspelt(name))} == {}
+
+
+def test_large_numbers_are_no_powers_of_ten_and_all_speeds_are_in_thousands():
+    assert number("best/step", 20833.3) == "20,833"
+    assert number("params", 5500000.5) == "5,500,000"
+    assert number("train/seconds", 12.345) == "12.35"
+    assert number("valid/decode_tokens_per_s", 12345.6) == number("decode/tokens_per_s", 12345.6) == "12.3"

@@ -115,3 +115,12 @@ def test_rows_that_diverged_are_told_to_have(run_folder):
 def test_what_cannot_be_compared_is_told(folder, labels, error, said):
     with pytest.raises(error, match=said):
         compare_rows(folder, *labels)
+
+
+@pytest.mark.parametrize(("kind", "units"), [("document", "documents"), ("translation", "sentences")])
+def test_what_is_tested_is_told(kind, units, run_folder):
+    run = run_folder()
+    for label in ("a", "b"):
+        run.add(label, 1, 30.0, task=f"{{kind: {kind}}}")
+    (told,) = compare_rows(run.grid(), "a", "b").laid_out().notes
+    assert f"paired bootstrap over their {units}, two-sided" in told

@@ -580,3 +580,9 @@ def test_what_a_perfect_output_would_have_is_told_where_it_is_less_than_all(run_
     run.add("a", 1, 30.0, metrics={"test/bleu_13a": 31.0, "test/bleu_13a_bound": bound})
     page = render(run.grid({"value": "test/bleu_13a"}), "md")
     assert ("- test BLEU 13a: an output equal to its reference has 79.38, as its words" in page) is told
+
+
+def test_markdown_shows_text_as_it_is(run_folder):
+    run = run_folder()
+    run.add("&apos; ~~gone~~", 1, 30.0)
+    assert r"| \&apos; \~\~gone\~\~ |" in render(run.grid(), "md")

@@ -92,14 +92,14 @@ def test_predicted_learns_what_words_and_neighbours_decide(taught):
 
 
 def test_f1_is_of_positions_that_are_right_and_not_1(monkeypatch):
-    """Of fertilities above 1, 4 are true and 3 are said, and 2 are those; 4 of 7 words are right in all."""
-    true, said = [1, 1, 1, 2, 2, 3, 4], [1, 1, 2, 2, 1, 3, 1]
+    """Of fertilities above 1, 4 are true and 4 are said, and 2 are those; 4 of 7 words are right in all."""
+    true, said = [1, 1, 1, 2, 2, 3, 4], [1, 1, 2, 2, 1, 3, 2]
     tagger = build(SMALL)
     logits = torch.nn.functional.one_hot(torch.tensor([[*said, 2]]) - 1, SMALL["most"]).double()  # wrong of the sink
     monkeypatch.setattr(tagger, "_tag", lambda source: logits)
     weights = torch.tensor([0.5, 1, 1, 1], dtype=torch.double)
     f1, accuracy, nats = tagger._judge([lesson([(4, fertility) for fertility in true])], weights)
-    assert f1 == pytest.approx(2 * 2 / (4 + 3))
+    assert f1 == pytest.approx(2 * 2 / (4 + 4))
     assert accuracy == pytest.approx(4 / 7)
     right, wrong = (math.log(math.e + 3) - logit for logit in (1, 0))
     of_each = [
