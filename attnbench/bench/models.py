@@ -12,9 +12,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from attnbench.attention.patterns.base import patterns
-from attnbench.attention.types import Role
-from attnbench.bench.ops import TRANSFORMS
+from attnbench.attention.patterns.base import PatternSpec
+from attnbench.attention.transforms.base import TransformSpec, transforms
+from attnbench.attention.types import ROLES, Role
+from attnbench.bench.ops import TRANSFORMS, kind_of, mechanism
 from attnbench.bench.timer import TOLERANCE, Case
 from attnbench.core import native
 from attnbench.core.packed import pack
@@ -46,10 +47,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 """Presets of the Transformer; `mini` with two layers, as other packages' benchmarks have it."""
 COMPARED = ("softmax", "topk, k = 8", "sparsemax", "entmax15", "entmax, learned alpha")
-PATTERNS: dict[str, dict[str, Any]] = {
-    "window, n = 8": {"kind": "window", "n": 8},
-    "random, n = 8": {"kind": "random", "n": 8},
-}
+PATTERNS = ("window, n = 8", "random, n = 8")
 """What decoding is timed with beside them, wherever such a pattern can stand; on a processor a step reads these keys
 alone."""
 
@@ -61,28 +59,33 @@ _SETTLED = 2
 """Calls before those that are timed, where updates are recorded: the third batch of a shape is."""
 
 
-def compared(device: torch.device) -> list[str]:
-    """Names of the transforms that are timed there."""
-    defined = [name + DEFINED for name in COMPARED[1:]] if device.type == "cuda" else []
-    return [*COMPARED, *defined]
+def compared(device: torch.device, also: Iterable[str] = ()) -> list[str]:
+    """Names of the mechanisms that are timed there. also: of others."""
+    names = [*COMPARED, *also]
+    defined = [name + DEFINED for name in names[1:]] if device.type == "cuda" else []
+    return [*names, *defined]
 
 
 def build(
-    size: str, site: Mapping[str, Any], device: torch.device, roles: Iterable[Role] | None = None, **more: Any
+    size: str, site: Mapping[str, Any], device: torch.device, roles: Iterable[Role] = ROLES, **more: Any
 ) -> Seq2SeqModel:
-    """A Transformer of that size with the same stages at every site, or at these. more: other fields of it."""
+    """A Transformer of that size with the same stages at these sites. more: other fields of it."""
     torch.manual_seed(0)
-    spec = fields_of(size, attention={role: dict(site) for role in roles or ("default",)}, **more)
+    spec = fields_of(size, attention={role: dict(site) for role in roles}, **more)
     return spec.build(Sizes(WORDS, WORDS, True, PAD)).to(device)
 
 
 def _named(size: str, name: str, device: torch.device, *, defined: bool = False, **more: Any) -> Seq2SeqModel:
     """defined: whatever is named, with the same weights. more: fields of the model."""
     backend = {"backend": "dense"} if defined or name.endswith(DEFINED) else {}
-    if name in PATTERNS:
-        roles = patterns.get(PATTERNS[name]["kind"]).roles
-        return build(size, {"pattern": PATTERNS[name], **backend}, device, roles, **more)
-    return build(size, {"transform": TRANSFORMS[name.removesuffix(DEFINED)], **backend}, device, **more)
+    spec = _mechanism(name)
+    stage = "transform" if isinstance(spec, TransformSpec) else "pattern"
+    return build(size, {stage: spec, **backend}, device, spec.roles, **more)
+
+
+def _mechanism(name: str) -> TransformSpec | PatternSpec:
+    plain = name.removesuffix(DEFINED)
+    return transforms.parse(TRANSFORMS[plain]) if plain in TRANSFORMS else mechanism(kind_of(plain))
 
 
 def fields_of(size: str, **more: Any) -> TransformerSpec:
@@ -159,8 +162,13 @@ def training(size: str, transform: str, count: int, runtime: Runtime) -> Case:
         defined = _named(size, transform, runtime.device, defined=True).train()
         return operations(lambda: [accumulate(bound, defined, [batch], SMOOTHING, runtime) for batch in given])
 
-    run = lambda: update(gradients_of)  # noqa: E731
-    return Case(size, transform, run, tokens, check, cost, settle=_SETTLED if recording else 0)
+    run, settle = lambda: update(gradients_of), _SETTLED if recording else 0
+    return Case(size, transform, run, tokens, check, _counted(transform, cost), settle=settle)
+
+
+def _counted(name: str, cost: Callable[[], float]) -> Callable[[], float] | None:
+    """None for a pattern, which looks at fewer keys than the definition multiplies."""
+    return None if isinstance(_mechanism(name.removesuffix(QUANTIZED)), PatternSpec) else cost
 
 
 @functools.cache
@@ -295,8 +303,9 @@ def decoding(size: str, transform: str, load: Load, runtime: Runtime) -> Case:
     def cost() -> float:
         return _of_decoding(size, load, runtime.device, WORDS, STEPS)
 
-    counted = None if transform in PATTERNS else cost  # a pattern looks at fewer keys
-    return Case(load.group(size), transform, run, load.rows * STEPS, check, counted, quantized is not None)
+    return Case(
+        load.group(size), transform, run, load.rows * STEPS, check, _counted(transform, cost), quantized is not None
+    )
 
 
 @functools.cache

@@ -8,19 +8,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from attnbench.attention.catalog import build_transform
 from attnbench.attention.modules.multihead import MultiHead
-from attnbench.attention.patterns.base import dense, patterns
+from attnbench.attention.patterns.base import PatternSpec, dense, patterns
 from attnbench.attention.scores.dot import ScaledDotSpec
 from attnbench.attention.site import Site
-from attnbench.attention.transforms.base import transforms
+from attnbench.attention.transforms.base import TransformSpec, transforms
 from attnbench.attention.transforms.entmax import LearnedEntmax
 from attnbench.attention.types import Backend, Dims, Memory, Positions
 from attnbench.bench.timer import Case
 from attnbench.core import native
 from attnbench.core.kernels import compiles
+from attnbench.core.registry import Registry
+from attnbench.core.spec import dotted, problems
 
 if TYPE_CHECKING:
     from attnbench.bench.peers import Peer
@@ -47,6 +50,8 @@ TRAINED = "entmax, learned alpha, 1.1 to 1.9"
 _ONE_WAY = ("sigmoid",)
 """What torch alone computes on a processor: there is nothing in float32 to compare it with but itself."""
 PATTERNS = ("window", "block", "dilated", "global", "bigbird", "random")
+BUDGET = 8
+"""Of a mechanism in none of these tables that is asked for."""
 BASELINE = "torch.softmax"
 _CELLS = 1 << 24
 """Of a pattern, that are looked at in one go."""
@@ -60,13 +65,47 @@ class Method(NamedTuple):
     backend: Backend = "auto"
 
 
-def transform_cases(shapes: tuple[tuple[int, ...], ...], device: torch.device, peers: list[Peer]) -> Iterator[Case]:
-    """Forward, and forward with backward, of every transform; torch.softmax goes first, and peers last."""
+def kind_of(name: str) -> str:
+    """Of a case: what stands before its fields and its backend."""
+    return name.partition(",")[0].partition(" (")[0]
+
+
+def mechanism(kind: str, n: int = BUDGET) -> TransformSpec | PatternSpec:
+    """The transform of that kind at the usual budget or, if there is none, the pattern at one of n; as it is by default
+    where it takes no budget. Raises ValueError where it has no defaults either, and for a kind that there is not."""
+    if kind in transforms.kinds():
+        return _at_budget(transforms, kind, BUDGET)
+    return _at_budget(patterns, kind, n)
+
+
+def _at_budget(family: Registry[Any], kind: str, n: int) -> Any:
+    cls = family.get(kind)
+    role = "encoder_self" if "encoder_self" in cls.roles else min(cls.roles)
+    try:
+        spec = cls.from_budget(n, role) or family.parse(kind)
+    except ValidationError as error:
+        raise ValueError("; ".join(f"{dotted(path)}: {said}" for path, said in problems(error))) from None
+    spec.require()
+    return spec
+
+
+def called(spec: TransformSpec | PatternSpec) -> str:
+    """The name of its case: the kind, and the fields that its budget gave it."""
+    given = spec.model_dump(exclude_unset=True, exclude={"kind"})
+    return ", ".join([spec.kind, *(f"{field} = {value}" for field, value in given.items())])
+
+
+def transform_cases(
+    shapes: tuple[tuple[int, ...], ...], device: torch.device, peers: list[Peer], also: Sequence[str] = ()
+) -> Iterator[Case]:
+    """Forward, and forward with backward, of every transform; torch.softmax goes first, and peers last. also: kinds of
+    others."""
     for shape in shapes:
         generator = torch.Generator().manual_seed(0)
         scores = (torch.randn(shape, generator=generator) * 2).to(device)
         upstream = torch.randn(shape, generator=generator).to(device)
-        built = {name: _transform(name, shape, device) for name in TRANSFORMS}
+        fields = TRANSFORMS | {called(spec): spec.dump() for spec in map(mechanism, also)}
+        built = {name: _transform(given, shape, device) for name, given in fields.items()}
         built[TRAINED] = _trained(shape[1], device)
         functions: dict[str, Callable[[Tensor], Tensor]] = {BASELINE: lambda given: torch.softmax(given, -1), **built}
         functions |= {
@@ -113,8 +152,8 @@ def multiplied(method: Method, heads: int, length: int, device: torch.device, *,
     return 4.0 * heads * length * looked_at(method, length, device) * HEAD * (3 if both else 1)
 
 
-def _transform(name: str, shape: tuple[int, ...], device: torch.device) -> Callable[[Tensor], Tensor]:
-    fields = dict(TRANSFORMS[name])
+def _transform(given: dict[str, Any], shape: tuple[int, ...], device: torch.device) -> Callable[[Tensor], Tensor]:
+    fields = dict(given)
     kind = fields.pop("kind")
     transform = build_transform(kind, heads=shape[1], **fields)
     if isinstance(transform, nn.Module):
@@ -179,10 +218,10 @@ def attention_names() -> list[str]:
 
 def attention_cases(
     shapes: tuple[tuple[int, ...], ...], device: torch.device, dtype: torch.dtype, n: int = 32,
-    peers: Sequence[Peer] = (),
+    peers: Sequence[Peer] = (), also: Sequence[str] = (),
 ) -> Iterator[Case]:  # fmt: skip
     """Bidirectional attention of each transform, and of patterns at a budget of n where that is less than the keys; on
-    a GPU through its own backends, too."""
+    a GPU through its own backends, too. also: kinds of others."""
     for shape in shapes:
         batch, heads, length, _ = shape
         generator = torch.Generator().manual_seed(0)
@@ -190,6 +229,9 @@ def attention_cases(
         methods = {name: Method(transform=TRANSFORMS[name]) for name in attention_names()}
         if n < length:
             methods |= {f"{name}, n = {n}": Method(pattern={"kind": name, "n": n}) for name in PATTERNS}
+        for spec in (mechanism(kind, n) for kind in also):
+            own = Method(transform=spec) if isinstance(spec, TransformSpec) else Method(pattern=spec)
+            methods[called(spec)] = own
         if device.type == "cuda":
             methods = on_a_gpu(methods, device)
         title = "x".join(map(str, (*shape, HEAD)))

@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from attnbench.attention.patterns.base import patterns
+from attnbench.attention.transforms.base import TransformSpec, transforms
 from attnbench.bench import ctranslate2, models, nn_transformer, ops, scaling
 from attnbench.bench.machine import copies, products
 from attnbench.bench.peers import Peer, serves
@@ -75,32 +77,46 @@ class Plan(NamedTuple):
 
     def wants(self, name: str) -> bool:
         """Whether a case is asked for; what others are multiples of, and other packages, always are."""
-        kind = _kind(name)
-        return not self.only or kind in {*self.only, "softmax"} or kind not in ALL_KINDS
+        kind = ops.kind_of(name)
+        return not self.only or kind in {*self.only, "softmax"} or kind not in every_kind()
 
     def those_of(self, *sizes: str) -> list[str]:
         """The sizes that were asked for, else these."""
         return self.sizes or (["tiny"] if self.quick else list(sizes))
 
 
-def _kind(name: str) -> str:
-    """Of a case: what stands before its fields and its backend."""
-    return name.partition(",")[0].partition(" (")[0]
-
-
-_OF_TRANSFORMS = set(map(_kind, ops.TRANSFORMS))
-_OF_ATTENTION = {*map(_kind, ops.attention_names()), *ops.PATTERNS}
-_OF_TRAINING = set(map(_kind, models.COMPARED))
-KINDS: dict[What, set[str]] = {
-    "ops": _OF_TRANSFORMS | _OF_ATTENTION,
-    "transforms": _OF_TRANSFORMS,
-    "attention": _OF_ATTENTION,
+_OF_TRAINING = set(map(ops.kind_of, models.COMPARED))
+_BY_ITSELF: dict[What, set[str]] = {
+    "transforms": set(map(ops.kind_of, ops.TRANSFORMS)),
+    "attention": {*map(ops.kind_of, ops.attention_names()), *ops.PATTERNS},
     "train": _OF_TRAINING,
-    "decode": _OF_TRAINING | set(map(_kind, models.PATTERNS)),
-    "scaling": set(),
+    "decode": _OF_TRAINING | set(map(ops.kind_of, models.PATTERNS)),
 }
-"""Of mechanisms that are timed; `scaling` times all its cases."""
-ALL_KINDS = set[str]().union(*KINDS.values())
+"""Kinds of mechanisms that are timed where none is asked for."""
+
+
+def kinds_of(what: What) -> set[str]:
+    """Of mechanisms that can be timed, one's own among them; `scaling` times all its cases, whichever."""
+    if what == "scaling":
+        return set()
+    if what == "ops":
+        return kinds_of("transforms") | kinds_of("attention")
+    specs = {kind: transforms.get(kind) for kind in transforms.kinds()}
+    if what == "transforms":  # of scores alone, which have no site to bring a window
+        return {kind for kind, spec in specs.items() if spec.keep == TransformSpec.keep}
+    able = {kind for kind, spec in specs.items() if "encoder_self" in spec.roles and not spec.needs_upper}
+    return able | {kind for kind in patterns.kinds() if kind != "full" and "encoder_self" in patterns.get(kind).roles}
+
+
+def every_kind() -> set[str]:
+    return set[str]().union(*map(kinds_of, PLANS))
+
+
+def beyond(what: What, kinds: Sequence[str]) -> list[str]:
+    """Those of these kinds that can be timed and are not by themselves."""
+    if what == "ops":
+        return list(dict.fromkeys(beyond("transforms", kinds) + beyond("attention", kinds)))
+    return [kind for kind in kinds if kind in kinds_of(what) and kind not in _BY_ITSELF[what]]
 
 
 def ops_sections(plan: Plan) -> Iterator[list[Section]]:
@@ -114,8 +130,9 @@ def ops_sections(plan: Plan) -> Iterator[list[Section]]:
 def transforms_sections(plan: Plan) -> Iterator[list[Section]]:
     device = plan.runtime.device
     transforms = Section(_TRANSFORMS, (ops.BASELINE,), [], limit="copies of the scores", in_float32=plan.half)
+    also = beyond("transforms", plan.only)
     for shape in _shapes(plan):  # one shape at a time: what its cases hold is let go before the next
-        cases = [case for case in ops.transform_cases((shape,), device, plan.peers) if plan.wants(case.name)]
+        cases = [case for case in ops.transform_cases((shape,), device, plan.peers, also) if plan.wants(case.name)]
         transforms.timings.extend(plan.time(cases, copies(torch.zeros(shape, device=device)), replay=True))
         yield [transforms]
 
@@ -123,8 +140,10 @@ def transforms_sections(plan: Plan) -> Iterator[list[Section]]:
 def attention_sections(plan: Plan) -> Iterator[list[Section]]:
     device, dtype = plan.runtime.device, plan.dtype
     attention = Section(_ATTENTION, ("SDPA", "softmax"), [])
+    also = beyond("attention", plan.only)
     for shape in ops.ON_A_GPU if device.type == "cuda" and not plan.quick else _shapes(plan):
-        made = ops.attention_cases((shape,), device, dtype, n=max(1, min(32, shape[2] // 4)), peers=plan.peers)
+        n = max(1, min(32, shape[2] // 4))
+        made = ops.attention_cases((shape,), device, dtype, n, plan.peers, also)
         cases = [case for case in made if plan.wants(case.name)]
         attention.timings.extend(plan.time(cases, plan.products, loose=True, replay=True))
         yield [attention]
@@ -140,7 +159,7 @@ def train_sections(plan: Plan) -> Iterator[list[Section]]:
     found: list[Timing] = []
     for size in plan.those_of(*USUAL_SIZES):
         peers = [recipe for peer in plan.peers if peer.training for recipe in peer.training(size, BATCHES, device)]
-        names = filter(plan.wants, models.compared(device))
+        names = filter(plan.wants, models.compared(device, _called(beyond("train", plan.only))))
         recipes = [Recipe(models.training, (size, name, BATCHES, plan.runtime)) for name in names]
         beside += plan.beside([recipes[0], *peers], peaks=True) if peers else []
         timed = plan.time([recipe.make(*recipe.given) for recipe in recipes], plan.products, loose=True)
@@ -163,7 +182,8 @@ def decode_sections(plan: Plan) -> Iterator[list[Section]]:
             ]
             peers = [recipe for decoding in given for recipe in decoding(size, load, threads)]
             quantized = ["softmax" + models.QUANTIZED] if plan.runtime.device.type == "cpu" else []
-            names = filter(plan.wants, (*models.compared(plan.runtime.device), *quantized, *models.PATTERNS))
+            compared = models.compared(plan.runtime.device, _called(beyond("decode", plan.only)))
+            names = filter(plan.wants, (*compared, *quantized, *models.PATTERNS))
             ours = [Recipe(models.decoding, (size, name, load, plan.runtime)) for name in ("softmax", *quantized)]
             beside += plan.beside([*ours, *peers]) if peers else []
             cases = [models.decoding(size, name, load, plan.runtime) for name in names]
@@ -173,6 +193,10 @@ def decode_sections(plan: Plan) -> Iterator[list[Section]]:
                 *_if_any(_DECODING_BESIDE, baseline, beside),
                 Section(_DECODING, ("softmax",), found, "tokens"),
             ]
+
+
+def _called(kinds: list[str]) -> list[str]:
+    return [ops.called(ops.mechanism(kind)) for kind in kinds]
 
 
 def _if_any(title: str, baseline: str, found: list[Timing]) -> list[Section]:

@@ -13,8 +13,9 @@ import torch
 
 from attnbench.bench.machine import Choice, Roofline, roofline, set_up, signature
 from attnbench.bench.models import SIZES
+from attnbench.bench.ops import mechanism
 from attnbench.bench.peers import Peer, find, serves
-from attnbench.bench.plans import ALL_KINDS, KINDS, OF_SIZES, PLANS, TITLES, USUAL_SIZES, Plan, What
+from attnbench.bench.plans import OF_SIZES, PLANS, TITLES, USUAL_SIZES, Plan, What, beyond, every_kind, kinds_of
 from attnbench.bench.plot import draw
 from attnbench.bench.results import SCHEMA, Section, as_json, compare, head_lines, markdown, ratios, tables
 from attnbench.core import native, processor
@@ -208,14 +209,21 @@ def _require_use(
 
 def _require_kinds(what: Sequence[What], kinds: Sequence[str], earlier: dict[str, Any] | None) -> None:
     """Raise SpecError for a kind of mechanism that is not timed, and where a selection makes no sense."""
-    timed = set[str]().union(*(KINDS[each] for each in what))
+    timed, known = set[str]().union(*map(kinds_of, what)), every_kind()
     if kinds and not timed:
         raise SpecError(f"--only: {', '.join(what)} times all its cases; leave it out")
     for kind in kinds:
-        if kind not in ALL_KINDS:
-            raise SpecError(f"--only: {unknown('mechanism', kind, sorted(ALL_KINDS))}")
+        if kind not in known:
+            raise SpecError(f"--only: {unknown('mechanism', kind, sorted(known))}")
         if kind not in timed:
             raise SpecError(f"--only {kind}: {', '.join(what)} does not time it; leave it out")
+    for kind in (kind for each in what for kind in beyond(each, kinds)):
+        try:
+            mechanism(kind)
+        except ValueError as error:
+            raise SpecError(
+                f"--only {kind}: it is timed as a budget or its defaults make it, which fails: {error}"
+            ) from None
     if kinds and earlier is not None:
         raise SpecError("--only: a comparison is of all cases, or those left out would be gone; leave one out")
 

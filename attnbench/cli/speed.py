@@ -37,7 +37,8 @@ def speed(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller cases: a minute instead of many.")] = False,
     size: Annotated[str | None, typer.Option("--size", help="Of models: tiny, mini, iwslt, base; with commas.")] = None,
     only: Annotated[
-        str | None, typer.Option("--only", help="Mechanisms beside softmax: topk, entmax15, window, ...; with commas.")
+        str | None,
+        typer.Option("--only", help="Mechanisms beside softmax: topk, entmax15, window, one of your own; with commas."),
     ] = None,
     precision: Annotated[Precision, typer.Option("--precision", help="Of models, and of attention.")] = Precision.fp32,
     threads: Annotated[int | None, typer.Option("--threads", help="Left out: all that are here.", min=1)] = None,

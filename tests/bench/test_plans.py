@@ -5,13 +5,19 @@ from __future__ import annotations
 import contextlib
 import math
 from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.attention.catalog import build_transform
+from attnbench.attention.patterns.base import patterns
+from attnbench.attention.patterns.window import WindowSpec
 from attnbench.attention.transforms import _rows
+from attnbench.attention.transforms.base import transforms
+from attnbench.attention.transforms.softmax import SoftmaxSpec
+from attnbench.attention.transforms.topk import TopKSpec
 from attnbench.bench import models, ops, plans, scaling
 from attnbench.bench.timer import Case, Timing, Yardstick
 from attnbench.core import native
@@ -47,9 +53,25 @@ def test_a_plan_has_those_mechanisms_that_are_asked_for_beside_what_they_are_com
         ops.BASELINE, "entmax: entmax15",
     ]  # fmt: skip
     assert all(map(plan._replace(only=()).wants, names))
-    assert {"topk", "sparsemax", "entmax", "bigbird", "random"} <= plans.KINDS["ops"]
-    assert plans.KINDS["decode"] == {"softmax", "topk", "sparsemax", "entmax15", "entmax", "window", "random"}
-    assert "csoftmax" in plans.KINDS["transforms"] - plans.KINDS["attention"]
+
+
+def test_what_can_be_timed():
+    kinds = {what: plans.kinds_of(what) for what in plans.PLANS}
+    assert {"csoftmax", "topk", "window", "topk_oow"} <= kinds["ops"]
+    assert "csoftmax" in kinds["transforms"]
+    assert not {"window", "topk_oow"} & kinds["transforms"]
+    for what in ("attention", "train", "decode"):
+        assert {"topk_oow", "sigmoid", "window", "bigbird"} <= kinds[what]
+        assert not {"csoftmax", "full"} & kinds[what]
+    assert kinds["scaling"] == set()
+
+
+def test_what_is_timed_where_it_is_asked_for_alone():
+    assert plans.beyond("train", ["window", "topk", "csoftmax", "sigmoid"]) == ["window", "sigmoid"]
+    assert plans.beyond("decode", ["window", "block"]) == ["block"]
+    assert plans.beyond("transforms", ["topk", "topk_oow", "csoftmax"]) == []
+    assert plans.beyond("ops", ["topk_oow"]) == ["topk_oow"]
+    assert plans.beyond("scaling", ["topk_oow"]) == []
 
 
 @pytest.mark.parametrize("what", ["transforms", "attention", "train", "decode"])
@@ -68,6 +90,52 @@ def test_what_is_not_asked_for_is_not_timed(what, monkeypatch):
         pass
     assert set(names) >= {"softmax", "topk, k = 8"}
     assert set(names) <= {"softmax", "topk, k = 8", "SDPA", ops.BASELINE, "softmax, int8"}
+
+
+OTHERS = [
+    ("transforms", {"kept, k = 8", "plain"}), ("attention", {"kept, k = 8", "plain", "every, n = 8"}),
+    ("train", {"kept, k = 8", "plain", "every, n = 8"}), ("decode", {"kept, k = 8", "plain", "every, n = 8"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "wanted"), OTHERS, ids=[what for what, _ in OTHERS])
+def test_ones_own_mechanisms_are_timed_where_they_are_asked_for(what, wanted, own_mechanisms, monkeypatch):
+    names, load = [], models.Load
+
+    def measured(cases, **more):
+        for case in cases:
+            assert case.check is None or case.check() < 1e-5
+            case.run()
+            names.append(case.name)
+        return []
+
+    monkeypatch.setattr(plans, "measure", measured)
+    monkeypatch.setattr(models, "WORDS", 60)
+    monkeypatch.setattr(models, "TOKENS", 200)
+    monkeypatch.setattr(models, "STEPS", 4)
+    monkeypatch.setattr(models, "Load", lambda rows, length, beam: load(2, 5, beam))
+    monkeypatch.setattr(ops, "SHAPES", ((1, 2, 32, 32),))
+    only = [kind for kind in ("kept", "plain", "every") if kind in plans.kinds_of(what)]
+    for _ in plans.PLANS[what](plans.Plan(Runtime(CPU), 1, True, [], only=only)):
+        pass
+    assert set(names) - {"softmax", "SDPA", ops.BASELINE, "softmax, int8"} == wanted
+
+
+@pytest.fixture
+def own_mechanisms(monkeypatch):
+    """A transform of a budget, one that takes none, and a pattern."""
+
+    class KeptSpec(TopKSpec):
+        kind: Literal["kept"] = "kept"
+
+    class PlainSpec(SoftmaxSpec):
+        kind: Literal["plain"] = "plain"
+
+    class EverySpec(WindowSpec):
+        kind: Literal["every"] = "every"
+
+    monkeypatch.setattr(transforms, "_members", {**transforms._members, "kept": KeptSpec, "plain": PlainSpec})
+    monkeypatch.setattr(patterns, "_members", {**patterns._members, "every": EverySpec})
 
 
 def _named(name):

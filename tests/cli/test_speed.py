@@ -6,10 +6,13 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 
+from attnbench.attention.transforms.base import transforms
+from attnbench.attention.transforms.softmax import SoftmaxSpec
 from attnbench.bench import machine, ops, plans
 from attnbench.bench.run import Report
 from attnbench.bench.timer import Case
@@ -190,12 +193,24 @@ def test_bfloat16_is_measured_where_it_would_be_used(invoke, monkeypatch):
 
 @pytest.mark.parametrize(("what", "kind", "said"), [
     ("transforms", "window", "--only window: transforms does not time it; leave it out"),
-    ("train", "sigmoid", "--only sigmoid: train does not time it; leave it out"),
+    ("train", "csoftmax", "--only csoftmax: train does not time it; leave it out"),
     ("scaling", "topk", "--only: scaling times all its cases; leave it out"),
 ])  # fmt: skip
 def test_mechanisms_that_would_not_be_timed(invoke, monkeypatch, what, kind, said):
     monkeypatch.setattr(plans, "measure", lambda *given, **more: pytest.fail("timed"))
     assert said in invoke("speed", what, "--only", kind, code=2).stderr
+
+
+def test_one_that_neither_a_budget_nor_defaults_make_is_told_before_anything_is_timed(invoke, monkeypatch):
+    class BareSpec(SoftmaxSpec):
+        kind: Literal["bare"] = "bare"
+        power: float
+
+    monkeypatch.setattr(transforms, "_members", {**transforms._members, "bare": BareSpec})
+    monkeypatch.setattr(plans, "measure", lambda *given, **more: pytest.fail("timed"))
+    said = invoke("speed", "ops", "--only", "bare", code=2).stderr
+    assert "--only bare: " in said
+    assert "power: this key is required and absent" in said
 
 
 @pytest.mark.parametrize(("options", "said"), [

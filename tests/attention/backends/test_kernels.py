@@ -61,9 +61,10 @@ build(_forward.forward, KIND={kind}, SHORT=True, ROOM=0, target={target}, **ship
 build(_backward.backward_short, KIND={kind}, target={target}, **shipped(128, 64, "short"))
 """
 _OF_64 = """
-build(_peaks.peaks, KIND={kind}, CLASSES={classes}, target={target}, **shipped(64, 512, "peaks", kind={kind}))
-build(_backward.backward_query, KIND={kind}, ROOM=0, target={target}, **shipped(64, 512, "query", kind={kind}))
-build(_backward.backward_key, KIND={kind}, ROOM=0, target={target}, **shipped(64, 512, "key", kind={kind}))
+build(_peaks.peaks, KIND=0, CLASSES=32, target=89, **shipped(64, 512, "peaks", kind=0))
+build(_peaks.peaks, KIND=2, CLASSES=64, target=89, **shipped(64, 512, "peaks", kind=2))
+build(_backward.backward_query, KIND=0, ROOM=0, target=89, **shipped(64, 512, "query", kind=0))
+build(_backward.backward_key, KIND=2, ROOM=0, target=89, **shipped(64, 512, "key", kind=2))
 """
 _WHOLE = """
 build(_peaks.peaks, KIND=1, CLASSES=32, target=90, FULL=True, VALID=False, **shipped(64, 512, "peaks", kind=1))
@@ -72,8 +73,8 @@ build(_backward.backward_query, KIND=3, ROOM=0, target=90, FULL=True, VALID=Fals
 build(_backward.backward_key, KIND=3, ROOM=0, target=90, EVEN=True, VALID=False, **shipped(64, 512, "key"))
 """
 _ROUGH = """
-build(_rough.thresholds, target=89, **shipped({width}, 512, "thresholds", kind=2))
-build(_rough.contexts, target=89, **shipped({width}, 512, "contexts", kind=2))
+build(_rough.thresholds, target=89, **shipped(128, 512, "thresholds", kind=2))
+build(_rough.contexts, target=89, **shipped(128, 512, "contexts", kind=2))
 """
 _LISTS = """
 build(_listed.choose, KIND={kind}, BLOCK_M=64, BLOCK_N=32)
@@ -100,7 +101,7 @@ for kernel in (_bounded_kernels.solve, _bounded_kernels.vjp):
 
 _OF_BLOCKS = ["forward", "backward_query", "backward_key", "backward_short", "backward_key"]
 _OF_WHOLE = ["peaks", "forward", "backward_query", "backward_key"]
-_OF_HALF = ["peaks", "backward_query", "backward_key"]
+_OF_HALF = ["peaks", "peaks", "backward_query", "backward_key"]
 _OF_LISTS, _OF_ROUGH = ["choose", "mix", "spread"], ["thresholds", "contexts"]
 _OF_FLOAT32 = ["choose", "forward", "peaks", "backward_short", "backward_query"]
 _OF_ROWS, _OF_SHORT, _OF_BOUNDED = ["weigh", "vjp"], ["forward", "backward_short"], ["solve", "vjp"]
@@ -110,11 +111,10 @@ CALLS = {
     "lists, float32, blocks": [
         (_LISTS.format(kind=0), _OF_LISTS), (_IN_FLOAT32.format(kind=0), _OF_FLOAT32),
         (_BLOCKS.format(kind=3), _OF_BLOCKS), (_LISTS.format(kind=2), _OF_LISTS),
-        (_ROUGH.format(width=64), _OF_ROUGH), (_ROUGH.format(width=128), _OF_ROUGH),
+        (_ROUGH, _OF_ROUGH),
     ],
     "heads of 64, short rows, rows, bounds": [
-        (_OF_64.format(kind=0, classes=32, target=89), _OF_HALF),
-        (_OF_64.format(kind=2, classes=64, target=89), _OF_HALF), (_WHOLE, _OF_WHOLE),
+        (_OF_64, _OF_HALF), (_WHOLE, _OF_WHOLE),
         (_SHORT.format(kind=0, target=89), _OF_SHORT), (_SHORT.format(kind=3, target=90), _OF_SHORT),
         (_ROWS.format(kind=0, rows=32, block=32), _OF_ROWS), (_ROWS.format(kind=3, rows=1, block=4096), _OF_ROWS),
         (_BOUNDED.format(kind=0), _OF_BOUNDED), (_BOUNDED.format(kind=1), _OF_BOUNDED),
