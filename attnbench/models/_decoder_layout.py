@@ -44,11 +44,11 @@ class Step(ctypes.Structure):
     _fields_ = (
         ("rows", ctypes.c_int64), ("beams", ctypes.c_int64), ("filled", ctypes.c_int64),
         ("keys", few.Rows), ("values", few.Rows), ("own_keys", few.Rows), ("own_values", few.Rows),
-        ("own", ctypes.c_int64), ("own_listed", few.Listed), ("source_keys", few.Rows), ("source_values", few.Rows),
-        ("positions", ctypes.c_int64), ("source_listed", few.Listed), ("valid", _rows.Strided),
-        ("states", ctypes.c_void_p), ("queries", ctypes.c_void_p), ("context", ctypes.c_void_p),
-        ("room", ctypes.c_void_p), ("branch", ctypes.c_void_p), ("scores", ctypes.c_void_p),
-        ("weights", ctypes.c_void_p),
+        ("own", ctypes.c_int64), ("own_listed", few.Listed), ("keep", _rows.Strided),
+        ("source_keys", few.Rows), ("source_values", few.Rows), ("positions", ctypes.c_int64),
+        ("source_listed", few.Listed), ("valid", _rows.Strided), ("states", ctypes.c_void_p),
+        ("queries", ctypes.c_void_p), ("context", ctypes.c_void_p), ("room", ctypes.c_void_p),
+        ("branch", ctypes.c_void_p), ("scores", ctypes.c_void_p), ("weights", ctypes.c_void_p),
     )  # fmt: skip
 
 

@@ -59,7 +59,8 @@ struct Step {
     Rows keys, values;           // the cache,
     Rows own_keys, own_values;   // and what of it is attended,
     int64_t own;                 // so many positions,
-    Listed own_listed;           // which they are
+    Listed own_listed;           // which they are,
+    Strided keep;                // and which of them whatever their scores
     Rows source_keys, source_values;
     int64_t positions;           // of the source, as many as are attended,
     Listed source_listed;        // which they are,
@@ -133,13 +134,15 @@ struct Run {
     }
 
     int attend(const Site& site, const Rows& keys, const Rows& values, int64_t count, int64_t queries,
-               const Listed& listed, const Strided& valid) const {
+               const Listed& listed, const Strided& keep, const Strided& valid) const {
         const int64_t width = layer.width, head = width / layer.heads;
         const Rows asked = {step.queries, queries * width, head, width};
         const Rows out = {step.context, queries * width, head, width};
         const Sizes sizes = {step.rows / queries * layer.heads, layer.heads, queries, count, head};
-        const Attention given = {asked,          keys,  values, out,          sizes,       head,        site.scale,
-                                 site.transform, valid, listed, site.forward, step.scores, step.weights};
+        Transform transform = site.transform;
+        transform.keep = keep;
+        const Attention given = {asked,     keys,  values, out,          sizes,       head,        site.scale,
+                                 transform, valid, listed, site.forward, step.scores, step.weights};
         return site.attend(&given, threads);
     }
 
@@ -157,11 +160,11 @@ struct Run {
                 ask(layer.own, states);
                 return 0;
             }
-            case ATTEND: return attend(layer.own, step.own_keys, step.own_values, step.own, 1, step.own_listed, {});
+            case ATTEND: return attend(layer.own, step.own_keys, step.own_values, step.own, 1, step.own_listed, step.keep, {});
             case ASK_SOURCE: ask(layer.source, next(through(layer.own.context, step.context, step.room), 1)); return 0;
             case ATTEND_SOURCE:
                 return attend(
-                    layer.source, step.source_keys, step.source_values, step.positions, step.beams, step.source_listed,
+                    layer.source, step.source_keys, step.source_values, step.positions, step.beams, step.source_listed, {},
                     step.valid);
             case FINISH: {
                 const float* states = next(through(layer.source.context, step.context, step.room), 2);

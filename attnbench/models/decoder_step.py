@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attnbench.attention.backends import few
@@ -61,6 +61,7 @@ class CompiledDecoder(Shared):
         sites, given = self._sites, self._given
         grown = tuple(each.attention.grown(cache, 1) for each, cache in zip(sites, caches, strict=True))
         of_cache = [each.attention.own_of_cache(at) if each.compiled else None for each in sites]
+        keeps = [each.attention.keep_of_cache(at) if each.compiled else None for each in sites]
         of_source = _of_sources(sites, at, memories) if beams <= few.MOST else [None] * len(sites)
         room = _Room(token, given, _most(memories, grown, [*of_cache, *of_source]))
         if library.attnbench_decoder_embed(
@@ -68,7 +69,7 @@ class CompiledDecoder(Shared):
         ):
             raise IndexError(f"a token has no row among the {given.embeddings.count} embeddings")
         steps = (layout.Step * len(sites))(*(
-            room.step(beams, *each) for each in zip(memories, grown, of_source, of_cache, strict=True)
+            room.step(beams, *each) for each in zip(memories, grown, of_source, of_cache, keeps, strict=True)
         ))  # fmt: skip
         if None not in of_cache and None not in of_source:
             _run(given.layers, steps)
@@ -131,15 +132,20 @@ class _Room:
         return self.buffer[wide : 2 * wide].view(self.rows, self.width)
 
     def step(
-        self, beams: int, memory: Memory, cache: Memory, of_source: Picked | None, of_cache: Picked | None
-    ) -> layout.Step:
-        """of_source, of_cache: what is attended; None where compiled code does not attend. They must live as long."""
-        assert cache.keys is not None  # allocate() made them
+        self, beams: int, memory: Memory, cache: Memory, of_source: Picked | None, of_cache: Picked | None,
+        keep: Bool[Tensor, "#B #H 1 K"] | None,
+    ) -> layout.Step:  # fmt: skip
+        """of_source, of_cache: what is attended; None where compiled code does not attend. keep: what of the cache is
+        whatever its scores. They must live as long."""
+        keys, values = cache.keys, cache.values
+        assert keys is not None  # allocate() made them
         assert cache.filled is not None
-        held = few.rows_of(cache.keys), few.rows_of(cache.values)
-        own, source, valid = _NOTHING, _NOTHING, _rows.NOTHING
+        held = few.rows_of(keys), few.rows_of(values)
+        own, source, valid, kept = _NOTHING, _NOTHING, _rows.NOTHING, _rows.NOTHING
         if of_cache is not None:
             own = _attended(*held, of_cache, cache.filled)
+            if keep is not None:
+                kept = _rows.strided(keep.expand(self.rows, keys.shape[1], 1, -1))
         if of_source is not None:
             assert memory.keys is not None  # a MultiHead made them
             rows = few.rows_of(memory.keys), few.rows_of(memory.values)
@@ -149,7 +155,7 @@ class _Room:
                 valid = _rows.Strided(of_source.there.data_ptr(), outer, middle, 0, key)
             elif memory.valid is not None and isinstance(of_source.keys, slice):
                 valid = _rows.Strided(memory.valid.data_ptr(), memory.valid.stride(0), 0, 0, memory.valid.stride(1))
-        return layout.Step(self.rows, beams, cache.filled - 1, *held, *own, *source, valid, *self.addresses)
+        return layout.Step(self.rows, beams, cache.filled - 1, *held, *own, kept, *source, valid, *self.addresses)
 
 
 def _attended(keys: few.Rows, values: few.Rows, own: Picked, count: int) -> tuple[few.Rows, few.Rows, int, few.Listed]:

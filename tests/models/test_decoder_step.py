@@ -60,7 +60,11 @@ SITES: dict[str, Any] = {
     "listed keys": {"decoder_self": {"pattern": "bigbird", "budget": 4}},
     "drawn keys": {"default": {"pattern": "random", "budget": 3}},
     "more drawn than there are": {"default": {"pattern": "random", "budget": 40, "transform": "sparsemax"}},
-    "gates": {"cross": {"transform": "sigmoid"}},
+    "gates": {"default": {"transform": "sigmoid"}},
+    "top-k, ties by index": {"default": {"transform": {"kind": "topk", "k": 2, "ties": "index"}}},
+    "top-k, a part": {"default": {"transform": {"kind": "topk", "ratio": 0.4, "at_least": 2}}},
+    "top-k out of window": {"decoder_self": {"transform": {"kind": "topk_oow", "n": 4}}},
+    "a window alone": {"decoder_self": {"transform": {"kind": "topk_oow", "n": 4}, "sparsify": "train"}},
     "additive over the source": {"cross": {"score": "additive"}},
     "no projections": {"cross": {"module": "single_head"}},
     "slots": {"cross": {"module": {"kind": "fixed_memory", "slots": 3}}},
@@ -78,7 +82,9 @@ def test_the_definition(name, shape, built, source):
 
 
 @pytest.mark.parametrize("beams", [2, few.MOST, few.MOST + 1])
-@pytest.mark.parametrize("name", ["softmax", "learned alpha", "listed keys", "drawn keys", "slots"])
+@pytest.mark.parametrize(
+    "name", ["softmax", "learned alpha", "listed keys", "drawn keys", "slots", "top-k out of window"]
+)
 def test_beams(name, beams, built, source):
     model = built(attention=SITES[name])
     rows = torch.randint(0, beams, (SOURCES, beams)) + beams * torch.arange(SOURCES)[:, None]
@@ -277,7 +283,18 @@ def test_a_mask_that_lies_otherwise_in_memory(built, source):
 
 @pytest.mark.parametrize(
     ("name", "calls"),
-    [("softmax", 1), ("window", 1), ("listed keys", 1), ("drawn keys", 1), ("slots", 2 * 2), ("dense", 2 * 3)],
+    [
+        ("softmax", 1),
+        ("window", 1),
+        ("listed keys", 1),
+        ("drawn keys", 1),
+        ("gates", 1),
+        ("top-k out of window", 1),
+        ("top-k, ties by index", 1),
+        ("top-k, a part", 1),
+        ("slots", 2 * 2),
+        ("dense", 2 * 3),
+    ],
 )
 @torch.no_grad()
 def test_calls_of_the_last_step(name, calls, monkeypatch, built, source):

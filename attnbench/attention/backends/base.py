@@ -10,7 +10,7 @@ from torch import nn
 from attnbench.attention.backends.banded import pays_from
 from attnbench.attention.backends.flex import FROM as FLEX_FROM
 from attnbench.attention.backends.flex import NARROWEST
-from attnbench.attention.backends.fused import WIDEST
+from attnbench.attention.backends.fused import WIDEST, has_kernel
 from attnbench.attention.backends.picked import draws_all
 from attnbench.attention.patterns.base import hashable
 from attnbench.attention.site import Site
@@ -19,13 +19,14 @@ from attnbench.attention.types import Backend, Dims, Role
 
 class Choice(NamedTuple):
     """What full passes of one site go through. since: the fewest positions with which they do; below, it is dense. gpu:
-    the kernels that take their place on a GPU; where `sdpa` or `triton` does, steps of decoding on a processor are one
-    call. picks: such steps read no keys but those of the pattern."""
+    the kernels that take their place on a GPU. few: steps of decoding on a processor are one call. picks: such steps
+    read no keys but those of the pattern."""
 
     backend: Literal["dense", "banded", "flex", "sdpa", "triton"]
     why: str
     since: int = 1
     gpu: Literal["flex", "sdpa", "triton"] | None = None
+    few: bool = False
     picks: bool = False
 
     def __str__(self) -> str:
@@ -49,7 +50,7 @@ def _choose(site: Site, role: Role, dropout: float) -> Choice:
         if site.backend == "flex":
             fault = _unfit_for_flex(site, role, dropout)
         else:
-            fault = _unfit_for_sdpa(site) if site.backend == "sdpa" else _unfit_for_triton(site)
+            fault = _unfit_for_sdpa(site) if site.backend == "sdpa" else _unfit_for_triton(site, role)
         if fault is not None:
             raise ValueError(
                 f"the backend '{site.backend}' cannot serve {role}: {fault}; drop `backend: {site.backend}`"
@@ -62,10 +63,14 @@ def _choose(site: Site, role: Role, dropout: float) -> Choice:
         layout = site.pattern.layout(role, lengths=torch.ones(1, dtype=torch.int64))
         since = 1 if layout is None else pays_from(layout)
         gpu = "flex" if _unfit_for_flex(site, role, dropout) is None else None
-        return Choice("banded", f"the pattern '{site.pattern.kind}', from {since} positions on", since, gpu, picks)
+        return Choice(
+            "banded", f"the pattern '{site.pattern.kind}', from {since} positions on", since, gpu, picks=picks
+        )
     if site.backend == "banded" and site.pattern.sparse and role != "cross":
         raise ValueError(f"the backend 'banded' cannot serve this site: {fault}; drop `backend: banded`")
-    return Choice("dense", fault, gpu=_on_a_gpu(site) if site.backend == "auto" else None, picks=picks)
+    if site.backend != "auto":
+        return Choice("dense", fault, picks=picks)
+    return Choice("dense", fault, gpu=_on_a_gpu(site, role), few=_fits_few(site, role), picks=picks)
 
 
 def require_width(backend: Backend, width: int, role: Role) -> None:
@@ -86,7 +91,7 @@ def chosen(model: nn.Module) -> dict[str, str]:
     """The backend of each site's full passes, and why; a site that differs from layer to layer has one line for each.
 
     Passes that are asked for their weights are always dense; steps of decoding too, unless SDPA or Triton serves them
-    or, on a processor, few.py or picked.py.
+    or, on a processor, few.py or picked.py does.
     """
     found: dict[str, list[str]] = {}
     for module in model.modules():
@@ -107,12 +112,12 @@ def _picks(site: Site, role: Role) -> bool:
     return role == "decoder_self" or (role == "cross" and draws_all(site.pattern))
 
 
-def _on_a_gpu(site: Site) -> Literal["sdpa", "triton"] | None:
+def _on_a_gpu(site: Site, role: Role) -> Literal["sdpa", "triton"] | None:
     if site.pattern.kind != "full" or site.transform.needs_upper:
         return None
     if _unfit_for_sdpa(site) is None:
         return "sdpa"
-    return "triton" if _unfit_for_triton(site) is None else None
+    return "triton" if _unfit_for_triton(site, role) is None else None
 
 
 def _unfit_for_flex(site: Site, role: Role, dropout: float) -> str | None:
@@ -135,12 +140,21 @@ def _unfit_for_sdpa(site: Site) -> str | None:
     return _not_products(site)
 
 
-def _unfit_for_triton(site: Site) -> str | None:
+def _unfit_for_triton(site: Site, role: Role) -> str | None:
     if site.pattern.kind != "full":
         return f"it knows no pattern, and there is '{site.pattern.kind}'"
-    if site.transform.fused(site.transform.build(Dims())) is None:
+    known = site.transform.fused(site.transform.build(Dims()))
+    if known is None or not has_kernel(known) or site.transform.keep(role) is not None:
         return f"it has no kernel for the transform '{site.transform.kind}' as it is set"
     return _not_products(site)
+
+
+def _fits_few(site: Site, role: Role) -> bool:
+    """Whether few.py knows all stages of a site that looks at every key."""
+    transform, keep = site.transform, site.transform.keep(role)
+    if site.pattern.kind != "full" or transform.needs_upper or transform.fused(transform.build(Dims())) is None:
+        return False
+    return (keep is None or (role != "cross" and hashable(keep))) and _not_products(site) is None
 
 
 def _not_products(site: Site) -> str | None:

@@ -21,7 +21,7 @@ from attnbench.core.derivatives import once_differentiable
 from attnbench.core.errors import MissingExtraError
 from attnbench.core.kernels import compiles, installed, interpreted
 
-__all__ = ["FEWEST", "LEAST", "LONG", "WIDEST", "attend", "compiles", "interpreted", "kernels"]
+__all__ = ["FEWEST", "LEAST", "LONG", "WIDEST", "attend", "compiles", "has_kernel", "interpreted", "kernels"]
 
 WIDEST = 128
 """The widest head: of queries and keys, and of values."""
@@ -80,6 +80,11 @@ _SCATTERED = 8
 """The largest k of top-k whose keys seldom share a class of 32 by fours."""
 
 
+def has_kernel(transform: Fused) -> bool:
+    """Whether the kernels know this transform."""
+    return transform.kind in _KINDS and transform.keep is None and transform.share is None and not transform.first
+
+
 def attend(
     query: Float[Tensor, "B H Q E"],
     keys: Float[Tensor, "B H K E"],
@@ -94,9 +99,11 @@ def attend(
     """Context of every query, in the type of the values. scale: of the products. causal: query i stands at the place
     K - Q + i of the keys. dropout: on the weights, drawn from torch's generator.
 
-    Raises MissingExtraError where neither Triton nor a GPU is there, ValueError for heads of more numbers than the
-    kernels count.
+    Raises MissingExtraError where neither Triton nor a GPU is there, ValueError for a transform that they do not know
+    and for heads of more numbers than they count.
     """
+    if not has_kernel(transform):
+        raise ValueError(f"there is no kernel for {transform}; drop `backend: triton`")
     if kernels() is None or not (query.is_cuda or interpreted()):
         raise MissingExtraError(
             "the backend 'triton' needs a CUDA device and the package triton; drop `backend: triton`, or take both"

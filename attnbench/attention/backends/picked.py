@@ -85,6 +85,15 @@ def of_cache(pattern: PatternSpec, layer: int, seed: int, heads: int, at: int) -
     return Picked(slice(even.start, even.stop, apart) if evenly else keys[None])
 
 
+@functools.lru_cache(maxsize=_KEPT)
+def kept_of_cache(pattern: PatternSpec, layer: int, heads: int, at: int) -> Bool[Tensor, "#B #H 1 K"]:
+    """Which keys of a cache that is filled up to it position `at` of a causal site sees."""
+    rule = pattern.mask_mod("decoder_self", layer)
+    assert rule is not None  # it is causal
+    with torch.inference_mode(False):
+        return dense(rule, Positions(torch.tensor([at], device=_CPU), torch.arange(at + 1, device=_CPU)), heads)
+
+
 def take(held: Float[Tensor, "B H K E"], keys: Seen) -> Float[Tensor, "B H n E"]:
     """Those keys or their values. A slice is not copied."""
     if isinstance(keys, slice):

@@ -6,13 +6,13 @@ import functools
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnbench.attention.backends import banded, chunked, few, flex, fused, picked, sdpa
 from attnbench.attention.backends.base import choose
 from attnbench.attention.modules._stages import Stages, keys_and_values, precise
-from attnbench.attention.patterns.base import Layout
+from attnbench.attention.patterns.base import Layout, dense
 from attnbench.attention.site import Site
 from attnbench.attention.transforms.base import Fused
 from attnbench.attention.transforms.softmax import softmax
@@ -50,7 +50,7 @@ class Scored(Stages):
         keys, values = keys_and_values(memory)
         kernel = self._kernel_for(queries, keys, values, memory, positions)
         if kernel is not None:
-            return self._by_kernel(kernel, queries, keys, values, memory)
+            return self._by_kernel(kernel, queries, keys, values, memory, positions)
         own = self._own_keys(memory, positions)
         if own is not None:
             return self._step(queries, keys, values, own)
@@ -74,7 +74,7 @@ class Scored(Stages):
         if self.choice.gpu is not None and queries.is_cuda:
             gpu = "sdpa" if self._normaliser is softmax else self.choice.gpu
             backend = gpu if gpu == "sdpa" or fused.compiles(queries.device) else backend
-        elif self.choice.gpu is not None and self._is_step(positions):
+        elif self.choice.few and self._is_step(positions):
             return "few" if few.serves(queries, keys, values, self._fused) else None
         if backend == "sdpa":
             return backend
@@ -93,13 +93,15 @@ class Scored(Stages):
         return bool(positions.k[-1] <= positions.q[0])
 
     def _by_kernel(
-        self, kernel: _Kernel, queries: Tensor, keys: Tensor, values: Tensor, memory: Memory
+        self, kernel: _Kernel, queries: Tensor, keys: Tensor, values: Tensor, memory: Memory, positions: Positions
     ) -> Float[Tensor, "B H Q E2"]:
         scale, causal = self.score.scale, self.role == "decoder_self"
         assert scale is not None  # or the backend would not have been chosen
         if kernel == "few":
-            valid = None if memory.valid is None else memory.valid[:, None, None, :]
-            return few.attend(queries, keys, values, scale=scale, transform=self._fused, valid=valid)
+            valid, transform = None if memory.valid is None else memory.valid[:, None, None, :], self._fused
+            if self._keeps is not None:
+                transform = transform._replace(keep=dense(self._keeps, positions))
+            return few.attend(queries, keys, values, scale=scale, transform=transform, valid=valid)
         if kernel == "flex":
             return flex.attend(queries, keys, values, rule=self.rule, scale=scale, valid=memory.valid)
         rate = self.dropout.p if self.training else 0.0
@@ -175,14 +177,20 @@ class Scored(Stages):
 
     @property
     def few_transform(self) -> Fused | None:
-        """The transform of steps on a processor that few.py answers; None where it answers none of them."""
-        transform = self._known
-        served = self.choice.picks or self.choice.gpu in ("sdpa", "triton")
+        """The transform of steps on a processor that few.py answers, but for what `keep_of_cache` brings; None where it
+        answers none of them."""
+        transform, served = self._known, self.choice.picks or self.choice.few
         if not served or (self.training and self.dropout.p):
             return None
         if transform is None or self.score.scale is None or not few.compiled():
             return None
         return transform if few.knows(transform) else None
+
+    def keep_of_cache(self, at: int) -> Bool[Tensor, "#B #H 1 K"] | None:
+        """The keys of a cache that position `at` attends whatever their scores; None where the site keeps none so."""
+        if self._keeps is None or self.keep is None:
+            return None
+        return picked.kept_of_cache(self.keep, self.layer, self.heads, at)  # pyright: ignore[reportArgumentType] - frozen
 
     def own_of_cache(self, at: int) -> picked.Picked | None:
         """The keys of a cache that position `at` sees; None where they are not as many for all heads."""

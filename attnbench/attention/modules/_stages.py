@@ -14,7 +14,7 @@ from attnbench.attention.patterns.base import dense
 from attnbench.attention.site import Site
 from attnbench.attention.transforms.base import ScoreTransform
 from attnbench.attention.transforms.softmax import softmax
-from attnbench.attention.types import Dims, History, Memory, Positions, Role
+from attnbench.attention.types import Dims, History, MaskMod, Memory, Positions, Role
 from attnbench.core.dropout import Dropout
 from attnbench.core.seeding import drawn_apart
 from attnbench.core.tree import expand_batch
@@ -35,8 +35,8 @@ class Stages(nn.Module):
         self.pattern, self.layer = site.pattern, dims.layer
         self.role: Role = role
         self.rule = None if site.pattern.drawn else site.pattern.mask_mod(role, dims.layer)
-        kept = site.transform.keep(role)
-        self.kept = None if kept is None else kept.mask_mod(role, dims.layer)
+        self.keep = site.transform.keep(role)
+        self.kept = None if self.keep is None else self.keep.mask_mod(role, dims.layer)
         if site.pattern.drawn:  # a buffer: weights that are loaded elsewhere bring their draw along
             self.register_buffer("draw", torch.tensor(torch.initial_seed() & 0x7FFFFFFF))
             self.draw: Tensor
@@ -95,9 +95,14 @@ class Stages(nn.Module):
             return softmax(scores, valid=allowed)
         if self.bounded:
             return normalise(scores, valid=allowed, upper=upper)
-        if self.kept is not None:
-            return normalise(scores, valid=allowed, keep=dense(self.kept, positions))
+        if self._keeps is not None:
+            return normalise(scores, valid=allowed, keep=dense(self._keeps, positions))
         return normalise(scores, valid=allowed)
+
+    @property
+    def _keeps(self) -> MaskMod | None:
+        """The rule of the keys that are attended whatever their scores, where the transform that normalises has one."""
+        return None if self._normaliser is softmax else self.kept
 
     def _blend(self, weights: Float[Tensor, "... K"], values: Float[Tensor, "... K E2"]) -> Tensor:
         return few.blend(self.dropout(weights).to(values.dtype), values)

@@ -11,9 +11,10 @@ template <class F> struct Job {
     typename F::T* out;
 
     Kind kind() const {
-        const bool every = transform.k <= 0 || transform.k >= scores.shape.keys;
+        const bool every = !transform.whole && (transform.k <= 0 || transform.k >= scores.shape.keys);
         return transform.kind == TOPK && every ? SOFTMAX : (Kind)transform.kind;
     }
+    bool one_by_one() const { return kind() == TOPK && (transform.whole || transform.first); }
 
     template <int P> void block(V<F>* x, int64_t row, int rows) const {
         const Shape& shape = scores.shape;
@@ -27,18 +28,24 @@ template <class F> struct Job {
         switch (kind()) {
             case SOFTMAX: softmax(b, b.top()); break;
             case TOPK:
+                if constexpr (P == F::W)
+                    if (one_by_one()) {
+                        topk_of_one(b, transform);
+                        break;
+                    }
                 if (keep.data) gather<F, P>(x + 2 * n, mark, rows, shape.keys, V<F>{});
                 topk(b, (typename F::I)transform.k, keep.data ? x + 2 * n : nullptr);
                 break;
             case SPARSEMAX: sparsemax(b); break;
             case ENTMAX15: entmax15(b); break;
             case ENTMAX: entmax(b, per_row<F, P>(transform.excess, shape, row, rows)); break;
+            case SIGMOID: gates(b, b.top()); break;
         }
         scatter<F, P>(x, out, row, rows, shape.keys);
     }
 
     int operator()(int threads) const {
-        int64_t longest = kind() == ENTMAX ? SHORT_ENTMAX : SHORT;
+        int64_t longest = one_by_one() ? 0 : kind() == ENTMAX ? SHORT_ENTMAX : SHORT;
         return in_blocks<F>(scores.shape, longest, threads, [this](auto lanes, V<F>* room, int64_t row, int rows) {
             block<decltype(lanes)::value>(room, row, rows);
         });

@@ -18,7 +18,7 @@ from attnbench.attention.transforms.base import Fused
 from attnbench.core import native
 
 _SOURCE = Path(__file__).with_name("_rows.cpp")
-_KINDS = ("softmax", "topk", "sparsemax", "entmax15", "entmax")
+_KINDS = ("softmax", "topk", "sparsemax", "entmax15", "entmax", "sigmoid")
 _NAMES = {torch.float32: "float32", torch.float64: "float64"}
 
 
@@ -40,7 +40,10 @@ class _Shape(ctypes.Structure):
 class Transform(ctypes.Structure):
     """A transform as compiled code reads it, where `_transform.hpp` is included."""
 
-    _fields_ = (("kind", ctypes.c_int), ("k", ctypes.c_int64), ("keep", Strided), ("excess", Strided))
+    _fields_ = (
+        ("kind", ctypes.c_int), ("k", ctypes.c_int64), ("keep", Strided), ("excess", Strided), ("part", ctypes.c_int64),
+        ("whole", ctypes.c_int64), ("least", ctypes.c_int64), ("first", ctypes.c_int),
+    )  # fmt: skip
 
 
 NOTHING = Strided(None, 0, 0, 0, 0)
@@ -77,7 +80,8 @@ def weigh(scores: Float[Tensor, "... K"], valid: Bool[Tensor, "..."] | None, fus
 def read(fused: Fused, like: Float[Tensor, "... K"]) -> tuple[Transform, list[Tensor | None]]:
     """The transform as compiled code reads it for scores like these, and what must live as long."""
     keep, excess = spread(fused.keep, like), _excess(fused.excess, like) if fused.kind == "entmax" else None
-    return Transform(_KINDS.index(fused.kind), fused.k, strided(keep), strided(excess)), [keep, excess]
+    kind, share = _KINDS.index(fused.kind), fused.share or (0, 0, 0)
+    return Transform(kind, fused.k, strided(keep), strided(excess), *share, fused.first), [keep, excess]
 
 
 def address() -> ctypes.c_void_p:

@@ -7,6 +7,9 @@
 
 #pragma once
 
+#include <algorithm>
+
+#include "_transform.hpp"
 #include "_vectors.hpp"
 
 namespace {
@@ -78,6 +81,10 @@ template <class F, int P> struct Block {
     void share(V<F> total, V<F> top) {
         V<F> scale = 1 / larger<F>(total, all<F>(TINY<F>));
         for (int j = 0; j < n; ++j) x[j] *= scale;
+        spoil(top);
+    }
+    // weights above 0 made NaN where the row is spoilt
+    void spoil(V<F> top) {
         M<F> spoilt = top == INF<F>;
         if (any<F, P>(spoilt))
             for (int j = 0; j < n; ++j) x[j] = (spoilt & (x[j] > 0)) ? all<F>(std::nan("")) : x[j];
@@ -124,6 +131,18 @@ template <class F, int P> struct Block {
 template <class F, int P> void softmax(Block<F, P> b, V<F> top) {
     b.centre(top);
     b.share(sum<F, P>(b.power_all()), top);
+}
+
+// 1 / (1 + e^-x) of each score alone, by an exponential that is at most 1
+template <class F, int P> void gates(Block<F, P> b, V<F> top) {
+    auto open = [](V<F> x, V<F> less) { return (x < 0 ? less : all<F>(1)) / (1 + less); };
+    // where the row is spoilt a living key must not come out as 0
+    M<F> spoilt = top == INF<F>;
+    for (int j = 0; j < b.n; ++j) {
+        V<F> x = spoilt & (b.x[j] > -INF<F>) ? V<F>{} : b.x[j];
+        b.x[j] = open(x, power_of(x < 0 ? x : -x));
+    }
+    b.spoil(top);
 }
 
 // how many scores of one row are at or above each of three numbers
@@ -241,6 +260,25 @@ template <class F, int P> void topk(Block<F, P> whole, typename F::I k, const V<
         t = kth<F, P>(b.x, b.n, k, top);
         for (int j = 0; j < b.n; ++j) b.x[j] = b.x[j] >= t ? b.x[j] : all<F>(-INF<F>);
     }
+    softmax(b, top);
+    whole.place(b);
+}
+
+// The same without `keep` for a row that keeps a part of its living keys, or of equal scores the first ones.
+template <class F> void topk_of_one(Block<F, F::W> whole, const Transform& given) {
+    const int living = count_above<F>(whole.x, whole.n, all<F>(-INF<F>));
+    int64_t k = given.k;
+    if (given.whole) k = std::max(given.least, (living * given.part + given.whole - 1) / given.whole);
+    V<F> top;
+    Block<F, F::W> b = whole.largest(k);
+    const V<F> t = kth<F, F::W>(b.x, b.n, (typename F::I)k, top);
+    if (given.first && t[0] > -INF<F>) {
+        int64_t room = k - count_above<F>(b.x, b.n, t);  // for scores that are t
+        typename F::T* x = (typename F::T*)b.x;
+        for (int i = 0; i < b.n * F::W; ++i)
+            if (x[i] == t[0] && --room < 0) x[i] = -INF<F>;
+    }
+    for (int j = 0; j < b.n; ++j) b.x[j] = b.x[j] >= t ? b.x[j] : all<F>(-INF<F>);
     softmax(b, top);
     whole.place(b);
 }

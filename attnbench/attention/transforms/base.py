@@ -45,17 +45,24 @@ class ScoreTransform(Protocol):
         ...
 
 
-FusedKind = Literal["softmax", "topk", "sparsemax", "entmax15", "entmax"]
+FusedKind = Literal["softmax", "topk", "sparsemax", "entmax15", "entmax", "sigmoid"]
 
 
 class Fused(NamedTuple):
     """Which compiled transform makes the same weights. k, keep: of topk, keep as in topk_oow; k = 0 keeps all. excess:
-    of entmax, alpha - 1 in (0, 1], a number or a tensor that broadcasts to the scores with a last dimension of 1."""
+    of entmax, alpha - 1 in (0, 1], a number or a tensor that broadcasts to the scores with a last dimension of 1.
+    share: of topk instead of k, so many of so many valid keys, rounded up, and the third number at least. first: of
+    topk, of equal scores those that come first, k in all.
+
+    Only processors know sigmoid, share and first, and they only forwards.
+    """
 
     kind: FusedKind
     k: int = 0
     keep: Bool[Tensor, "..."] | None = None
     excess: float | Float[Tensor, "..."] = 0.0
+    share: tuple[int, int, int] | None = None
+    first: bool = False
 
 
 class TransformSpec(Spec):
@@ -85,7 +92,8 @@ class TransformSpec(Spec):
         raise NotImplementedError
 
     def fused(self, built: ScoreTransform) -> Fused | None:
-        """What a kernel for whole attention needs to know of what `build` made; None: there is none that serves it."""
+        """What a kernel for whole attention needs to know of what `build` made, but for a `keep` that the site brings;
+        None: there is none that serves it."""
         return None
 
     def require(self) -> None:

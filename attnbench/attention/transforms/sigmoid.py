@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnbench.attention.transforms._simplex import check_mask, mask, mask_gradient
-from attnbench.attention.transforms.base import ScoreTransform, TransformSpec, refuse, transforms, widen
+from attnbench.attention.transforms.base import Fused, ScoreTransform, TransformSpec, refuse, transforms, widen
 from attnbench.attention.types import Dims
 from attnbench.core.derivatives import once_differentiable
 
@@ -61,3 +61,6 @@ class SigmoidSpec(TransformSpec):
 
     def build(self, dims: Dims) -> ScoreTransform:
         return sigmoid
+
+    def fused(self, built: ScoreTransform) -> Fused:
+        return Fused("sigmoid")

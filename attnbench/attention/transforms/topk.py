@@ -167,8 +167,9 @@ class TopKSpec(TransformSpec):
     def build(self, dims: Dims) -> ScoreTransform:
         return partial(topk, k=self.k, ratio=self.ratio, at_least=self.at_least, ties=self.ties)
 
-    def fused(self, built: ScoreTransform) -> Fused | None:
-        return Fused("topk", self.k or 0) if self.ratio is None and self.ties == "threshold" else None
+    def fused(self, built: ScoreTransform) -> Fused:
+        share = None if self.ratio is None else (*_fraction(self.ratio), self.at_least)
+        return Fused("topk", self.k or 0, share=share, first=self.ties == "index")
 
     @classmethod
     def from_budget(cls, n: int, role: Role) -> Self | None:

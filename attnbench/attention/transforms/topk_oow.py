@@ -78,6 +78,10 @@ class TopKOutOfWindowSpec(TransformSpec):
         n = self.n or 1
         return partial(topk_oow, k=n - n // 2)
 
+    def fused(self, built: ScoreTransform) -> Fused:
+        n = self.n or 1
+        return Fused("topk", n - n // 2)
+
     @classmethod
     def from_budget(cls, n: int, role: Role) -> Self | None:
         return cls(n=n)

@@ -103,6 +103,9 @@ KINDS = {
     "entmax15": {"kind": "entmax15"},
     "alpha": {"kind": "entmax", "alpha": 1.3},
     "learned": {"kind": "entmax", "alpha": "learned"},
+    "gates": {"kind": "sigmoid"},
+    "top-3, ties by index": {"kind": "topk", "k": 3, "ties": "index"},
+    "a part": {"kind": "topk", "ratio": 0.2},
 }
 
 
@@ -136,6 +139,32 @@ def test_attention_in_one_call_is_its_definition(raw, queries, masked):
     torch.testing.assert_close(found, weights @ values, rtol=1e-4, atol=1e-5)
     if valid is not None:
         assert (found[1] == 0).all()
+
+
+@compiled
+@pytest.mark.parametrize("role", ["encoder_self", "decoder_self"])
+@pytest.mark.parametrize("sparsify", ["both", "train"])
+@torch.no_grad()
+def test_keys_of_a_window_are_kept_whatever_their_scores(role, sparsify, monkeypatch):
+    site = Site(scores.parse("scaled_dot"), patterns.parse("full"), transforms.parse({"kind": "topk_oow", "n": 5}))
+    modules = [
+        MultiHead(site._replace(backend=name, sparsify=sparsify), role, 8, Dims(0, 2, 8, 8), 0.0).eval()
+        for name in ("auto", "dense")
+    ]
+    modules[1].load_state_dict(modules[0].state_dict())
+    calls, attend = [], few.attend
+    monkeypatch.setattr(few, "attend", lambda *given, **more: calls.append(1) or attend(*given, **more))
+    states = torch.randn(3, 10, 8)
+    asked = range(10) if role == "encoder_self" else [9]
+    at = Positions(torch.tensor(asked), torch.arange(10))
+    found, wanted = (each(states[:, asked], each.memorize(states, None), at).context for each in modules)
+    assert len(calls) == 1
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    if sparsify == "both":
+        without = Fused("topk", 3)
+        monkeypatch.setattr(few, "attend", lambda *given, **more: attend(*given, **{**more, "transform": without}))
+        other = modules[0](states[:, asked], modules[0].memorize(states, None), at).context
+        assert not torch.allclose(other, wanted, rtol=1e-4, atol=1e-5)
 
 
 @compiled

@@ -327,6 +327,13 @@ def test_what_it_cannot_serve_is_said(changed, why):
         choose(site(transform, "triton", **changed), "cross")
 
 
+@pytest.mark.parametrize("unknown", [Fused("sigmoid"), Fused("topk", 3, first=True), Fused("topk", share=(1, 2, 1))])
+def test_what_it_does_not_know_is_refused(unknown):
+    states = torch.randn(1, 1, 4, 16)
+    with pytest.raises(ValueError, match="there is no kernel for"):
+        fused.attend(states, states, states, unknown, scale=1.0)
+
+
 def test_without_a_gpu_it_says_what_it_needs(monkeypatch):
     monkeypatch.setattr(fused, "interpreted", lambda: False)
     states = [each.detach().cpu() for each in given((1, 1, 3, 3, 4, 4))]

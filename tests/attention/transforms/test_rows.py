@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from attnbench.attention.catalog import build_transform
 from attnbench.attention.transforms import _entmax, _rows
 from attnbench.attention.transforms._simplex import vjp
+from attnbench.attention.transforms.base import transforms
+from attnbench.attention.types import Dims
 from attnbench.core import native
 
 
@@ -122,6 +124,43 @@ def test_compiled_is_plain(name, dtype, data):
             torch.testing.assert_close(raw, plain[1][1], rtol=1e-4, atol=1e-4)
     if name.startswith("topk"):
         assert torch.equal(compiled[0] > 1e-37, plain[0] > 1e-37)  # below, torch has numbers that are not normal
+
+
+FORWARDS = {
+    "gates": {"kind": "sigmoid"},
+    "index 3": {"kind": "topk", "k": 3, "ties": "index"},
+    "index 20": {"kind": "topk", "k": 20, "ties": "index"},
+    "index of all": {"kind": "topk", "k": 0, "ties": "index"},
+    "a part": {"kind": "topk", "ratio": 0.07},
+    "half at least 3": {"kind": "topk", "ratio": 0.5, "at_least": 3},
+    "all in parts": {"kind": "topk", "ratio": 1.0},
+    "a part by index": {"kind": "topk", "ratio": 0.3, "ties": "index"},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", FORWARDS)
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_what_only_forwards_is_compiled_is_plain(name, dtype, data):
+    """Ties, masks, and rows that NaN and infinity spoil or empty."""
+    keys = data.draw(st.integers(1, 40) | st.integers(120, 200) | st.integers(400, 700), "keys")
+    heads, queries, batch = (data.draw(st.integers(1, 4), each) for each in ("heads", "queries", "batch"))
+    torch.manual_seed(data.draw(st.integers(0, 2**16), "seed"))
+    scores = torch.randn(batch, heads, queries, keys, dtype=dtype) * data.draw(st.sampled_from([0.1, 3.0, 30.0]))
+    if data.draw(st.booleans(), "ties"):
+        scores = scores.round()
+    for value in data.draw(st.lists(st.sampled_from([torch.nan, torch.inf, -torch.inf]), max_size=3), "odd"):
+        scores.view(-1)[torch.randint(scores.numel(), (1,))] = value
+    valid = torch.rand(batch, 1, 1, keys) < 0.7 if data.draw(st.booleans(), "valid") else None
+    spec = transforms.parse(FORWARDS[name])
+    made = spec.build(Dims())
+    found = _rows.weigh(scores, valid, spec.fused(made))
+    with native.off():
+        plain = made(scores, valid=valid)
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-13
+    torch.testing.assert_close(found, plain, rtol=tolerance, atol=tolerance, equal_nan=True)
+    assert torch.equal(found > 1e-37, plain > 1e-37)  # below, torch has numbers that are not normal
 
 
 @pytest.mark.parametrize("keys", [60, 127, 191, 700])
