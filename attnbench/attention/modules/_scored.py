@@ -99,8 +99,8 @@ class Scored(Stages):
         assert scale is not None  # or the backend would not have been chosen
         if kernel == "few":
             valid, transform = None if memory.valid is None else memory.valid[:, None, None, :], self._fused
-            if self._keeps is not None:
-                transform = transform._replace(keep=dense(self._keeps, positions))
+            if self.kept is not None:
+                transform = transform._replace(keep=dense(self.kept, positions))
             return few.attend(queries, keys, values, scale=scale, transform=transform, valid=valid)
         if kernel == "flex":
             return flex.attend(queries, keys, values, rule=self.rule, scale=scale, valid=memory.valid)
@@ -188,7 +188,7 @@ class Scored(Stages):
 
     def keep_of_cache(self, at: int) -> Bool[Tensor, "#B #H 1 K"] | None:
         """The keys of a cache that position `at` attends whatever their scores; None where the site keeps none so."""
-        if self._keeps is None or self.keep is None:
+        if self.keep is None:
             return None
         return picked.kept_of_cache(self.keep, self.layer, self.heads, at)  # pyright: ignore[reportArgumentType] - frozen
 

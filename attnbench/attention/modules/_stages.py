@@ -14,7 +14,7 @@ from attnbench.attention.patterns.base import dense
 from attnbench.attention.site import Site
 from attnbench.attention.transforms.base import ScoreTransform
 from attnbench.attention.transforms.softmax import softmax
-from attnbench.attention.types import Dims, History, MaskMod, Memory, Positions, Role
+from attnbench.attention.types import Dims, History, Memory, Positions, Role
 from attnbench.core.dropout import Dropout
 from attnbench.core.seeding import drawn_apart
 from attnbench.core.tree import expand_batch
@@ -95,14 +95,9 @@ class Stages(nn.Module):
             return softmax(scores, valid=allowed)
         if self.bounded:
             return normalise(scores, valid=allowed, upper=upper)
-        if self._keeps is not None:
-            return normalise(scores, valid=allowed, keep=dense(self._keeps, positions))
+        if self.kept is not None:
+            return normalise(scores, valid=allowed, keep=dense(self.kept, positions))
         return normalise(scores, valid=allowed)
-
-    @property
-    def _keeps(self) -> MaskMod | None:
-        """The rule of the keys that are attended whatever their scores, where the transform that normalises has one."""
-        return None if self._normaliser is softmax else self.kept
 
     def _blend(self, weights: Float[Tensor, "... K"], values: Float[Tensor, "... K E2"]) -> Tensor:
         return few.blend(self.dropout(weights).to(values.dtype), values)

@@ -163,6 +163,14 @@ def test_what_only_forwards_is_compiled_is_plain(name, dtype, data):
     assert torch.equal(found > 1e-37, plain > 1e-37)  # below, torch has numbers that are not normal
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_gate_that_would_be_shut_is_spoilt_with_its_row(dtype):
+    scores = torch.tensor([[torch.inf, -3000.0, -torch.inf], [0.0, -3000.0, -torch.inf]], dtype=dtype)
+    found = _rows.weigh(scores, None, _rows.Fused("sigmoid"))
+    assert found.isnan().tolist() == [[True, True, False], [False] * 3]
+    assert found[1].tolist() == [0.5, 0.0, 0.0]
+
+
 @pytest.mark.parametrize("keys", [60, 127, 191, 700])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_weights_of_few_sizes_sum_to_one(name, keys):
