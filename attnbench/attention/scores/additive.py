@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from attnbench.attention.scores import _additive
 from attnbench.attention.scores.base import Score, ScoreSpec, project, scores
 from attnbench.attention.types import Dims
 from attnbench.core.carried import carried
@@ -51,12 +52,15 @@ class Additive(Score):
         keys: Float[Tensor, "B H K A"],
         feature: Float[Tensor, "B Q K d"] | None = None,
     ) -> Float[Tensor, "B H Q K"]:
-        """The tanh units are B*H*Q*K*A: past BLOCK of them queries go in blocks, whose units backward makes again."""
+        """The tanh units are B*H*Q*K*A: compiled code holds none of them; else past BLOCK of them queries go in
+        blocks, whose units backward makes again."""
         weight, vector = self.query_weight.to(query.dtype), self.vector.to(query.dtype)  # queries may come widened
         queries = project(query, weight)
         if feature is not None:  # each query has features of its own, and there are few: the hypotheses of one step
             features = torch.einsum("bqkd,hda->bhqka", feature.to(query.dtype), self.feature_weight.to(query.dtype))
             return _units(queries, keys, vector, features)
+        if _additive.serves(queries, keys, vector):
+            return _additive.units(queries, keys, vector)
         most = max(1, BLOCK // max(1, keys.numel()))
         if queries.shape[2] <= most:
             return _units(queries, keys, vector)

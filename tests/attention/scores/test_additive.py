@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from attnbench.attention.scores import additive
+from attnbench.attention.scores import _additive, additive
 from attnbench.attention.scores.additive import Additive
 from attnbench.attention.scores.base import scores
 from attnbench.attention.types import Dims
+from attnbench.core import native
 
 BATCH, QUERIES, KEYS, QUERY_WIDTH, KEY_WIDTH = 2, 4, 6, 3, 5
 
@@ -102,3 +103,87 @@ def test_blocks_of_queries_change_nothing(monkeypatch, block, heads):
             assert torch.equal(score(leaves[0], score.keys(leaves[1])), result)
     for whole, parts in zip(*found, strict=True):
         torch.testing.assert_close(parts, whole, rtol=0, atol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def _compiled() -> None:
+    if native.load(_additive._SOURCE) is None:
+        pytest.skip("no C++ compiler: torch operations serve")
+
+
+compiled = pytest.mark.usefixtures("_compiled")
+
+
+def states(queries: int, keys: int, units: int, heads: int = 2) -> list[torch.Tensor]:
+    """Queries, keys and vectors of any size, 0 and large ones among them."""
+    torch.manual_seed(queries + keys + units)
+    shapes = (BATCH, heads, queries, units), (BATCH, heads, keys, units), (heads, units)
+    made = [torch.randn(shape) * 10 ** torch.randint(-4, 2, shape).float() for shape in shapes]
+    made[0][0, 0, 0], made[1][0, 0, 0] = 0.0, 0.0
+    return [each.requires_grad_() for each in made]
+
+
+@compiled
+@pytest.mark.parametrize("units", [1, 7, 16, 63, 64, 65, 200])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 9), (5, 3)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_compiled_is_plain_in_values_and_gradients(units, queries, keys, threads):
+    given = states(queries, keys, units)
+    exact = [each.detach().double().requires_grad_() for each in given]
+    upstream = torch.randn(BATCH, 2, queries, keys)
+    upstream[:, :, :, ::2] = 0  # of keys without a weight
+    torch.set_num_threads(threads)
+    try:
+        assert _additive.serves(*given)
+        found = _additive.units(*given)
+        slopes = torch.autograd.grad(found, given, upstream)
+    finally:
+        torch.set_num_threads(1)
+    wanted = additive._units(*exact)
+    assert (found - wanted).abs().max() < 4e-7 * given[2].abs().sum(-1).max()
+    for mine, theirs in zip(slopes, torch.autograd.grad(wanted, exact, upstream.double()), strict=True):
+        assert (mine - theirs).norm() <= 1e-6 * theirs.norm()
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=1e-5)
+
+
+@compiled
+def test_a_unit_is_a_tangent_to_a_few_last_digits():
+    x = torch.cat([torch.linspace(-12, 12, 40_001), torch.logspace(-30, 2, 40_001), torch.tensor([torch.inf])])
+    x = torch.cat([x, -x])
+    found = _additive.units(x.view(1, 1, -1, 1), torch.zeros(1, 1, 1, 1), torch.ones(1, 1)).flatten()
+    torch.testing.assert_close(found.double(), x.double().tanh(), rtol=4e-7, atol=0)
+
+
+@compiled
+def test_what_is_no_number_spoils_its_own_key_alone():
+    queries, keys, vector = states(3, 4, 20)
+    with torch.no_grad():
+        keys[0, 1, 2, 5] = torch.nan
+    found = _additive.units(queries, keys, vector)
+    assert found.isnan().nonzero().tolist() == [[0, 1, query, 2] for query in range(3)]
+    upstream = torch.ones_like(found)
+    upstream[..., 2] = 0  # masked, it has no say in gradients
+    for each in torch.autograd.grad(found, (queries, keys, vector), upstream):
+        assert each.isfinite().all()
+
+
+@compiled
+def test_the_module_goes_through_compiled_code_where_it_can(monkeypatch):
+    score, calls = build(2, 5).float(), []
+    made = _additive.units
+    monkeypatch.setattr(_additive, "units", lambda *given: calls.append(1) or made(*given))
+    query, keys = torch.randn(BATCH, 2, 3, QUERY_WIDTH), torch.randn(BATCH, 2, 4, KEY_WIDTH)
+    found = score(query, score.keys(keys))
+    assert len(calls) == 1
+    with native.off():
+        torch.testing.assert_close(score(query, score.keys(keys)), found, rtol=1e-5, atol=1e-5)
+    score.double()(query.double(), score.keys(keys.double()))
+    torch.func.vmap(lambda each: torch.func.functional_call(score.float(), {}, (each, score.keys(keys))))(query[None])
+    assert len(calls) == 1
+
+
+@compiled
+def test_there_is_no_second_derivative():
+    given = states(2, 3, 4)
+    with pytest.raises(RuntimeError, match="Units has no second derivative"):
+        torch.autograd.grad(_additive.units(*given).square().sum(), given, create_graph=True)
