@@ -1,0 +1,165 @@
+"""A step of recurrent layers with packed weights is a step of theirs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attnbench.core import native, packed_cells, products
+from attnbench.core import packed as module
+from attnbench.core.packed import packed
+
+WAYS = [
+    pytest.param(
+        module._Library,
+        marks=pytest.mark.skipif(not module._library_packs(torch.float32), reason="this torch packs no weights"),
+    ),
+    pytest.param(module._Own, marks=pytest.mark.skipif(not module._own_packs(torch.float32), reason="no C++ compiler")),
+]
+needs_compiler = pytest.mark.skipif(not module._own_packs(torch.float32), reason="no C++ compiler")
+KINDS = pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+
+
+def layers(kind: type[nn.RNNBase], count: int = 2, **more: object) -> nn.RNNBase:
+    torch.manual_seed(0)
+    build: object = kind
+    return build(12, 20, count, batch_first=True, **more).eval()  # type: ignore[operator] - both take the same
+
+
+def state(of: nn.RNNBase, rows: int) -> Tensor | tuple[Tensor, Tensor]:
+    drawn = torch.randn(2, of.num_layers, rows, of.hidden_size)
+    return (drawn[0], drawn[1]) if isinstance(of, nn.LSTM) else drawn[0]
+
+
+def flat(made: tuple[Tensor, Tensor | tuple[Tensor, ...]]) -> list[Tensor]:
+    outputs, after = made
+    return [outputs, *((after,) if isinstance(after, Tensor) else after)]
+
+
+def close(found: object, wanted: object, **near: float) -> None:
+    for mine, theirs in zip(flat(found), flat(wanted), strict=True):
+        torch.testing.assert_close(mine, theirs, **{"rtol": 1e-5, "atol": 1e-6, **near})
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Layers that were stepped with packed weights."""
+    made: list[str] = []
+    for name in ("_lstm", "_gru"):
+        step = getattr(packed_cells, name)
+        monkeypatch.setattr(packed_cells, name, lambda *given, step=step, name=name: made.append(name) or step(*given))
+    return made
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("rows", [1, 5, packed_cells.MOST])
+@pytest.mark.parametrize("count", [1, 3])
+@KINDS
+@torch.no_grad()
+def test_one_step_is_that_of_the_layers(kind, count, rows, way, monkeypatch, steps):
+    monkeypatch.setattr(module, "_way", lambda dtype: way)
+    net, given = layers(kind, count), torch.randn(rows, 1, 12)
+    before = state(net, rows)
+    wanted = net(given, before)
+    with packed(net):
+        close(net(given, before), wanted)
+    assert len(steps) == count
+    close(net(given, before), wanted)
+    assert len(steps) == count
+
+
+@needs_compiler
+@KINDS
+def test_what_is_no_single_step_without_gradients_goes_through_the_layers(kind, monkeypatch, steps):
+    monkeypatch.setattr(module, "_way", lambda dtype: module._Own)
+    net = layers(kind, dropout=0.5)
+    with packed(net):
+        before, given = state(net, 3), torch.randn(3, 1, 12)
+        made = flat(net(given, before))
+        assert made[0].requires_grad
+        with torch.no_grad():
+            net(torch.randn(3, 2, 12), before)
+            net(given)
+            net(torch.randn(packed_cells.MOST + 1, 1, 12), state(net, packed_cells.MOST + 1))
+            net(nn.utils.rnn.pack_sequence([torch.randn(2, 12), torch.randn(1, 12)]))
+            with native.off():
+                close(net(given, before), tuple(made[:1]) + ((made[1],) if kind is nn.GRU else (tuple(made[1:]),)))
+            net.train()(given, before)
+            net.eval()
+            with pytest.raises(RuntimeError, match=r"size|Expected"):
+                net(torch.randn(3, 1, 11), before)
+            with pytest.raises(RuntimeError, match=r"size|Expected"):
+                net(given, state(net, 2))
+            with pytest.raises((RuntimeError, ValueError)):
+                net(given.double(), before)
+            assert not steps
+            net(given, before)
+    assert len(steps) == 2
+
+
+@needs_compiler
+@pytest.mark.parametrize("more", [{"bidirectional": True}, {"bias": False}, {"proj_size": 4}], ids=str)
+def test_layers_of_other_kinds_are_left_alone(more):
+    net = layers(nn.LSTM, **more)
+    with packed(net):
+        assert "forward" not in vars(net)
+
+
+@needs_compiler
+def test_layers_that_are_parametrised_or_have_another_forward_are_left_alone():
+    net = layers(nn.GRU)
+    net.forward = lambda *given: given  # type: ignore[method-assign]
+    plain = vars(net)["forward"]
+    with packed(net):
+        assert vars(net)["forward"] is plain
+
+    class Other(nn.LSTM):
+        pass
+
+    other = Other(12, 20, batch_first=True)
+    with packed(other):
+        assert "forward" not in vars(other)
+    wide = layers(nn.LSTM).double()
+    with packed(wide):
+        assert "forward" not in vars(wide)
+
+
+@needs_compiler
+@torch.no_grad()
+def test_layers_that_never_step_are_not_copied(monkeypatch):
+    monkeypatch.setattr(module, "_way", lambda dtype: module._Own)
+    net = layers(nn.LSTM)
+    monkeypatch.setattr(products, "pack", lambda *given: pytest.fail("packed"))
+    with packed(net):
+        net(torch.randn(3, 4, 12))
+
+
+@needs_compiler
+@KINDS
+@torch.no_grad()
+def test_beside_linear_layers_of_8_bits_they_stay_in_float32(kind, steps):
+    net = nn.ModuleList([layers(kind), nn.Linear(20, 6)])
+    given, before = torch.randn(3, 1, 12), state(net[0], 3)
+    wanted = net[0](given, before)
+    with packed(net, "int8"), packed(net, "int8"):
+        close(net[0](given, before), wanted)
+    assert len(steps) == 2
+    assert "forward" not in vars(net[0])
+
+
+@pytest.mark.skipif(not module._own_packs(torch.bfloat16), reason="this processor does not multiply bfloat16")
+@KINDS
+@torch.no_grad()
+def test_under_autocast_operands_are_rounded_and_states_are_not(kind, monkeypatch, steps):
+    monkeypatch.setattr(module, "_way", lambda dtype: module._Own)
+    net, given = layers(kind), torch.randn(3, 1, 12)
+    before = state(net, 3)
+    wanted = net(given, before)
+    with torch.autocast("cpu", torch.bfloat16), packed(net):
+        found = net(given, before)
+        with torch.autocast("cpu", enabled=False):
+            close(net(given, before), wanted)
+        assert len(steps) == 2
+    assert found[0].dtype == torch.float32
+    close(found, wanted, rtol=2e-2, atol=2e-2)
