@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from attnbench.core.files import write_atomic, write_json
+from attnbench.core.packed import pack
 from attnbench.data.special import BOS, EOS, PAD, SPECIALS
 from attnbench.experiment.environment import environment
 from attnbench.models.base import Seq2SeqModel, Sizes, Source, models
@@ -54,7 +55,9 @@ def systems(longest: int) -> dict[str, dict[str, Any]]:
 def build(raw: dict[str, Any]) -> Seq2SeqModel:
     torch.manual_seed(1)
     rows = SYMBOLS + len(SPECIALS)
-    return models.parse(raw).build(Sizes(rows, rows, True, PAD)).eval()
+    model = models.parse(raw).build(Sizes(rows, rows, True, PAD)).eval()
+    pack(model)  # as every evaluation does
+    return model
 
 
 def sources(length: int) -> Source:
