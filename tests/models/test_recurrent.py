@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from attnbench.core import packed_cells
+from attnbench.core.packed import packed
 from attnbench.models.base import Sizes, Source, models
 from attnbench.models.recurrent import Recurrent
 from attnbench.train.runtime import multiplies_bfloat16
@@ -232,3 +234,27 @@ def test_with_and_without_coverage_what_both_have_begins_alike(kind, score, cove
     plain, covered = weights(), weights(coverage=coverage)
     assert len(covered) > len(plain)
     assert all(torch.equal(covered[name], plain[name]) for name in plain)
+
+
+@pytest.mark.parametrize("fields", [
+    {"attention": {"cross": {"score": "additive"}}, "query": "previous"},
+    {"attention": {"cross": {"score": "additive", "transform": "sparsemax"}}, "input_feeding": "attentional"},
+    {"attention": {"cross": {"module": "none"}}},
+], ids=str)  # fmt: skip
+@KINDS
+@pytest.mark.usefixtures("compiled_products")
+@torch.no_grad()
+def test_steps_with_packed_weights_are_those_of_the_decoder(kind, fields, monkeypatch):
+    model = build({"kind": kind, **fields}).float()
+    wanted, steps = found(model), []
+    step = getattr(packed_cells, f"_{kind}")
+    monkeypatch.setattr(packed_cells, f"_{kind}", lambda *given: steps.append(1) or step(*given))
+    source = Source(SOURCE, torch.arange(SOURCE.shape[1]) < torch.tensor(LENGTHS)[:, None])
+    with packed(model):
+        memory = model.encode(source)
+        state, logits = model.start(memory, 3), []
+        for token in TARGET.unbind(1):
+            made, state = model.step(memory, state, token)
+            logits.append(made)
+    assert len(steps) == 3 * 2  # of each layer
+    torch.testing.assert_close(torch.stack(logits, 1), wanted, rtol=1e-4, atol=1e-5)
