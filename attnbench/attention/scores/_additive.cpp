@@ -91,14 +91,14 @@ void turn_back(
 extern "C" void attnbench_additive(
     const Sizes* s, const float* queries, const float* keys, const float* vector, float* out, int threads) {
     if (s->rows * s->queries * s->keys * s->units <= FEW) threads = 1;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int64_t at = 0; at < s->rows * s->queries; ++at) {
-        const int64_t row = at / s->queries;
-        for (int64_t j = 0; j < s->keys; ++j)
+#pragma omp parallel for collapse(2) num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t at = 0; at < s->rows * s->queries; ++at)
+        for (int64_t j = 0; j < s->keys; ++j) {
+            const int64_t row = at / s->queries;
             out[at * s->keys + j] = score(
                 queries + at * s->units, keys + (row * s->keys + j) * s->units, vector + row % s->heads * s->units,
                 s->units);
-    }
+        }
 }
 
 // Gradients of the same, all 0 before; to_vector: rows x units, of each row apart, so that threads change nothing.
