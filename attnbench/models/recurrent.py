@@ -237,8 +237,8 @@ class Recurrent(Seq2SeqModel):
         else:
             state = self._start(memory)
             parts, maps = [], []
-            for at in range(target_in.shape[1]):
-                part, state, each = self._advance(memory.cross, state, embedded[:, at : at + 1], need_weights)
+            for word in embedded.split(1, dim=1):  # slices would each have a gradient as large as the whole
+                part, state, each = self._advance(memory.cross, state, word, need_weights)
                 parts.append(part)
                 maps.append(each)
             hidden = torch.cat(parts, 1)
