@@ -1,5 +1,5 @@
 """Linear layers whose weights are packed for products, and rounded to 8 bits where that is wanted: for searches, which
-use each weight many times. Recurrent layers are packed for their steps (packed_cells.py).
+use each weight many times. Recurrent layers and convolutions are packed for their steps (packed_steps.py).
 
 Measured against the plain layers, in turns, two threads. By torch's library on a processor of AVX-512, with 64 rows:
 1.2 to 1.6 times as fast in float32, 1.4 to 2.0 times in bfloat16; with one row 1.6 to 2.8 and 1.6 to 3.2 times. By code
@@ -22,8 +22,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from attnbench.core import measured, native, packed_cells, products, quantization
-from attnbench.core.packed_cells import PackedCells
+from attnbench.core import measured, native, packed_steps, products, quantization
+from attnbench.core.packed_steps import PackedSteps
 
 Quantization = Literal["int8"]
 """Whole numbers that operands of products are rounded to: core/quantization.py."""
@@ -45,8 +45,8 @@ _WEIGHTS = 24
 
 @contextmanager
 def packed(model: nn.Module, quantized: Quantization | None = None) -> Iterator[None]:
-    """In the block, what the model's linear layers, and steps of its recurrent ones, compute without gradients comes
-    from copies of their weights.
+    """In the block, what the model's linear layers, and steps of recurrent ones and of convolutions, compute without
+    gradients comes from copies of their weights.
 
     quantized: linear layers of float32 multiply whole numbers of 8 bits, as quantization.py defines it, on every
     device; what they give is float32, under autocast too; a module that says `exact = True` keeps its layers as they
@@ -73,8 +73,8 @@ def pack(model: nn.Module, quantized: Quantization | None = None) -> list[nn.Mod
     held: list[nn.Module] = []
     # which may be measured, or compiled: others do not wait for it
     here = any(each.device.type == "cpu" for each in model.parameters())
-    recurs = here and any(isinstance(each, nn.RNNBase) for each in model.modules())
-    way, of_cells = _way(dtype) if here else None, _way(_wanted_type("cpu")) if recurs else None
+    steps = here and any(isinstance(each, (nn.RNNBase, packed_steps.Window)) for each in model.modules())
+    way, of_steps = _way(dtype) if here else None, _way(_wanted_type("cpu")) if steps else None
     with _changing:
         for each in model.modules():
             before = _packed_in(each)
@@ -88,8 +88,8 @@ def pack(model: nn.Module, quantized: Quantization | None = None) -> list[nn.Mod
                 if before is None and isinstance(layer, nn.Linear) and _serves(layer, quantized):
                     by = way if layer.weight.device.type == "cpu" else _Defined
                     before = None if by is None else _Packed(layer, dtype, by)
-                elif before is None and isinstance(layer, nn.RNNBase) and packed_cells.serves(layer):
-                    before = None if of_cells is None else _cells(layer, of_cells)
+                elif before is None and of_steps is not None:
+                    before = _steps(layer, of_steps)
                 if before is not None:
                     before.holders += 1
                     layer.forward = before
@@ -104,15 +104,15 @@ _changing = threading.RLock()
 """Of layers that are packed, or no longer."""
 
 
-def _packed_in(layer: nn.Module) -> _Packed | PackedCells | None:
+def _packed_in(layer: nn.Module) -> _Packed | PackedSteps | None:
     found = vars(layer).get("forward")
-    return found if isinstance(found, (_Packed, PackedCells)) else None
+    return found if isinstance(found, (_Packed, PackedSteps)) else None
 
 
-def _cells(layers: nn.RNNBase, way: type[_Way]) -> PackedCells:
-    """Of recurrent layers, which are never quantized."""
+def _steps(layer: nn.Module, way: type[_Way]) -> PackedSteps | None:
+    """Never quantized."""
     dtype = _wanted_type("cpu")
-    return PackedCells(layers, dtype, lambda weight, bias: way(weight, bias, dtype))
+    return packed_steps.stand_in(layer, dtype, lambda weight, bias: way(weight, bias, dtype))
 
 
 def _unpack(layers: Sequence[nn.Module]) -> None:

@@ -15,6 +15,7 @@ from attnbench.attention.scores.dot import DotSpec
 from attnbench.attention.spec import CrossSiteSpec, CrossSpec
 from attnbench.attention.types import AttentionOutput, Dims, Memory, Positions
 from attnbench.core.dropout import Dropout
+from attnbench.core.packed_steps import Window
 from attnbench.models._parallel import require_parallel
 from attnbench.models.base import Decoded, ModelSpec, Seq2SeqModel, Sizes, Source, Wanted, models, receive
 from attnbench.models.layers import Stack, TieKind, embedding_tables, require_positions
@@ -127,11 +128,12 @@ class PositionedEmbedding(nn.Module):
         return self.dropout(self.table(tokens) + self.positions.weight[start:end])
 
 
-class GatedConvolution(nn.Module):
+class GatedConvolution(Window):
     """`a * sigmoid(b)`, a and b the halves of a convolution with 2C outputs (section 3.2); pads nothing."""
 
     def __init__(self, width: int, kernel: int, dropout: float) -> None:
         super().__init__()
+        self.seen = kernel, width
         self.dropout = Dropout(dropout)
         self.weight = nn.Parameter(torch.empty(2 * width, width, kernel))
         self.bias = nn.Parameter(torch.zeros(2 * width))
@@ -142,6 +144,12 @@ class GatedConvolution(nn.Module):
         """N2 = N - (kernel - 1)."""
         both = nn.functional.conv1d(self.dropout(inputs).transpose(1, 2), self.weight, self.bias)
         return nn.functional.glu(both, dim=1).transpose(1, 2)
+
+    def flat(self) -> tuple[Float[Tensor, "N K"], Float[Tensor, "N"]]:
+        return self.weight.transpose(1, 2).flatten(1), self.bias
+
+    def finish(self, product: Float[Tensor, "R 1 N"]) -> Float[Tensor, "R 1 C"]:
+        return nn.functional.glu(product, dim=-1)
 
 
 class Encoder(nn.Module):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnbench.core import packed_cells
+from attnbench.core import packed_steps
 from attnbench.core.packed import packed
 from attnbench.models.base import Sizes, Source, models
 from attnbench.models.recurrent import Recurrent
@@ -247,8 +247,8 @@ def test_with_and_without_coverage_what_both_have_begins_alike(kind, score, cove
 def test_steps_with_packed_weights_are_those_of_the_decoder(kind, fields, monkeypatch):
     model = build({"kind": kind, **fields}).float()
     wanted, steps = found(model), []
-    step = getattr(packed_cells, f"_{kind}")
-    monkeypatch.setattr(packed_cells, f"_{kind}", lambda *given: steps.append(1) or step(*given))
+    step = getattr(packed_steps, f"_{kind}")
+    monkeypatch.setattr(packed_steps, f"_{kind}", lambda *given: steps.append(1) or step(*given))
     source = Source(SOURCE, torch.arange(SOURCE.shape[1]) < torch.tensor(LENGTHS)[:, None])
     with packed(model):
         memory = model.encode(source)

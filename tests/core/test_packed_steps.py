@@ -1,4 +1,4 @@
-"""A step of recurrent layers with packed weights is a step of theirs."""
+"""A step with packed weights is a step of the layers: recurrent ones, and convolutions that move by one position."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnbench.core import native, packed_cells, products
+from attnbench.core import native, packed_steps, products
 from attnbench.core import packed as module
 from attnbench.core.packed import packed
 
@@ -47,13 +47,13 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Layers that were stepped with packed weights."""
     made: list[str] = []
     for name in ("_lstm", "_gru"):
-        step = getattr(packed_cells, name)
-        monkeypatch.setattr(packed_cells, name, lambda *given, step=step, name=name: made.append(name) or step(*given))
+        step = getattr(packed_steps, name)
+        monkeypatch.setattr(packed_steps, name, lambda *given, step=step, name=name: made.append(name) or step(*given))
     return made
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("rows", [1, 5, packed_cells.MOST])
+@pytest.mark.parametrize("rows", [1, 5, packed_steps.MOST])
 @pytest.mark.parametrize("count", [1, 3])
 @KINDS
 @torch.no_grad()
@@ -81,7 +81,8 @@ def test_what_is_no_single_step_without_gradients_goes_through_the_layers(kind, 
         with torch.no_grad():
             net(torch.randn(3, 2, 12), before)
             net(given)
-            net(torch.randn(packed_cells.MOST + 1, 1, 12), state(net, packed_cells.MOST + 1))
+            net(given, hx=before)
+            net(torch.randn(packed_steps.MOST + 1, 1, 12), state(net, packed_steps.MOST + 1))
             net(nn.utils.rnn.pack_sequence([torch.randn(2, 12), torch.randn(1, 12)]))
             with native.off():
                 close(net(given, before), tuple(made[:1]) + ((made[1],) if kind is nn.GRU else (tuple(made[1:]),)))
@@ -163,3 +164,64 @@ def test_under_autocast_operands_are_rounded_and_states_are_not(kind, monkeypatc
         assert len(steps) == 2
     assert found[0].dtype == torch.float32
     close(found, wanted, rtol=2e-2, atol=2e-2)
+
+
+class Convolution(packed_steps.Window):
+    """Of three positions of 5 numbers; what it makes is doubled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.seen = 3, 5
+        self.weight, self.bias = nn.Parameter(torch.randn(7, 5, 3)), nn.Parameter(torch.randn(7))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return 2 * nn.functional.conv1d(inputs.transpose(1, 2), self.weight, self.bias).transpose(1, 2)
+
+    def flat(self) -> tuple[Tensor, Tensor]:
+        return self.weight.transpose(1, 2).flatten(1), self.bias
+
+    def finish(self, product: Tensor) -> Tensor:
+        finished.append(len(product))
+        return 2 * product
+
+
+finished: list[int] = []
+"""Rows of steps that were made of packed weights."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("rows", [1, 4, 300])
+@torch.no_grad()
+def test_one_place_of_a_convolution_is_one_product(rows, way, monkeypatch):
+    monkeypatch.setattr(module, "_way", lambda dtype: way)
+    net, given = Convolution().eval(), torch.randn(rows, 3, 5)
+    wanted = net(given)
+    finished.clear()
+    with packed(net):
+        torch.testing.assert_close(net(given), wanted, rtol=1e-5, atol=1e-5)
+    assert finished == [rows]
+
+
+@needs_compiler
+def test_other_calls_go_through_the_convolution_itself(monkeypatch):
+    monkeypatch.setattr(module, "_way", lambda dtype: module._Own)
+    net, given = Convolution().eval(), torch.randn(2, 3, 5)
+    finished.clear()
+    with packed(net):
+        assert net(given).requires_grad
+        with torch.no_grad():
+            assert net(torch.randn(2, 4, 5)).shape == (2, 2, 7)
+            net.train()(given)
+            net.eval()
+            with native.off():
+                net(given)
+            with torch.autocast("cpu", torch.bfloat16):
+                net(given)
+            with pytest.raises(RuntimeError, match=r"channels|size"):
+                net(torch.randn(2, 3, 4))
+            with pytest.raises(RuntimeError):
+                net(torch.randn(2, 2, 5))
+            assert not finished
+            net(given)
+    assert finished == [2]
