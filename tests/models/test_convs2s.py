@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from attnbench.attention.modules.base import modules
 from attnbench.attention.scores.base import scores
 from attnbench.attention.transforms.base import TransformSpec, transforms
+from attnbench.core.packed import packed
 from attnbench.core.spec import dotted, problems
 from attnbench.models.base import Sizes, Source, models
-from attnbench.models.convs2s import ConvS2S, ConvS2SSpec
+from attnbench.models.convs2s import ConvS2S, ConvS2SSpec, GatedConvolution
 from attnbench.train.state import load_weights, save_weights
 
 JOINT, APART = Sizes(21, 21, joint=True), Sizes(17, 21, joint=False)
@@ -366,3 +367,21 @@ def test_only_a_mean_is_scaled_by_the_length():
         plain = model.decode(memory, target).hidden
         doubled = model.decode(memory._replace(scale=memory.scale * 2), target).hidden
         assert torch.equal(plain, doubled) != averages
+
+
+@pytest.mark.parametrize("fields", [{}, {"kernel": 5, "share_attention": True}], ids=str)
+@pytest.mark.usefixtures("compiled_products")
+@torch.no_grad()
+def test_steps_with_packed_weights_are_those_of_the_decoder(fields, monkeypatch):
+    model, (source, target) = build(**fields).float(), batch()
+    wanted, steps = model.logits(model.decode(model.encode(source), target).hidden), []
+    finish = GatedConvolution.finish
+    monkeypatch.setattr(GatedConvolution, "finish", lambda *given: steps.append(1) or finish(*given))
+    with packed(model):
+        memory = model.encode(source)
+        state, logits = model.start(memory, target.shape[1]), []
+        for token in target.unbind(1):
+            made, state = model.step(memory, state, token)
+            logits.append(made)
+    assert len(steps) == target.shape[1] * len(model.decoder)
+    torch.testing.assert_close(torch.stack(logits, 1), wanted, rtol=1e-4, atol=1e-5)
