@@ -112,7 +112,7 @@ def _packed_in(layer: nn.Module) -> _Packed | PackedSteps | None:
 def _steps(layer: nn.Module, way: type[_Way]) -> PackedSteps | None:
     """Never quantized."""
     dtype = _wanted_type("cpu")
-    return packed_steps.stand_in(layer, dtype, lambda weight, bias: way(weight, bias, dtype))
+    return packed_steps.stand_in(layer, dtype, functools.partial(way, dtype=dtype))
 
 
 def _unpack(layers: Sequence[nn.Module]) -> None:

@@ -64,16 +64,21 @@ class PackedSteps(ABC):
 
     def __init__(self, layer: Any, dtype: torch.dtype, pack: Pack) -> None:
         self.layer, self.dtype, self.holders = layer, dtype, 0
-        self._pack = pack
+        self._pack, self._weights = pack, list(layer.parameters(recurse=False))
         self._packed: list[Any] = []  # layers that never step, as those of encoders, never ask for it
 
     def __call__(self, *given: Any, **named: Any) -> Any:
-        if named or torch.is_grad_enabled() or not self._is_step(*given) or not self._ready(given[0]):
+        if named or torch.is_grad_enabled() or not self._is_step(*given) or not self._ready(given[0]):  # torch says why
             return type(self.layer).forward(self.layer, *given, **named)
         return self._step(*given)
 
     def _ready(self, states: Tensor) -> bool:
-        """Whether the packed weights, which are made now if need be, multiply this."""
+        """Whether the packed weights, which are made now if need be, multiply this; others may stand in the layer for a
+        call (torch.func.functional_call)."""
+        if any(
+            one is not other for one, other in zip(self.layer.parameters(recurse=False), self._weights, strict=True)
+        ):
+            return False
         if not self._packed:
             self._packed = self._products()
         return self._packed[0].takes(states)
@@ -129,7 +134,7 @@ class _PackedCells(PackedSteps):
         rows, length, width = states.shape
         if length != 1 or not 0 < rows <= MOST or width != layers.input_size or (layers.training and layers.dropout):
             return False
-        if len(before) != (2 if isinstance(layers, nn.LSTM) else 1):
+        if len(before) != 2 if isinstance(layers, nn.LSTM) else not isinstance(given[1], Tensor):
             return False
         shape = layers.num_layers, rows, layers.hidden_size
         return all(each.shape == shape for each in before) and self._reads(states, *before)
@@ -141,8 +146,8 @@ class _PackedCells(PackedSteps):
             products = self._packed[place * of_layer : (place + 1) * of_layer]
             after.append(step(states, tuple(each[place] for each in before), products))
             states = after[-1][0]
-        made = tuple(torch.stack(parts) for parts in zip(*after, strict=True))
-        return states[:, None], made if isinstance(given[1], tuple) else made[0]
+        made = [torch.stack(parts) for parts in zip(*after, strict=True)]
+        return states[:, None], tuple(made) if isinstance(self.layer, nn.LSTM) else made[0]
 
 
 def _parts(state: Any) -> tuple[Tensor, ...]:

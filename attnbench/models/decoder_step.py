@@ -133,7 +133,7 @@ class _Room:
 
     def step(
         self, beams: int, memory: Memory, cache: Memory, of_source: Picked | None, of_cache: Picked | None,
-        keep: Bool[Tensor, "#B #H 1 K"] | None,
+        keep: Bool[Tensor, "1 1 1 K"] | None,
     ) -> layout.Step:  # fmt: skip
         """of_source, of_cache: what is attended; None where compiled code does not attend. keep: what of the cache is
         whatever its scores. They must live as long."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from attnbench.core import native, packed_steps, products
 from attnbench.core import packed as module
-from attnbench.core.packed import packed
+from attnbench.core.packed import pack, packed
 
 WAYS = [
     pytest.param(
@@ -121,6 +123,9 @@ def test_layers_that_are_parametrised_or_have_another_forward_are_left_alone():
     other = Other(12, 20, batch_first=True)
     with packed(other):
         assert "forward" not in vars(other)
+    normed = nn.utils.parametrizations.weight_norm(layers(nn.LSTM), "weight_hh_l0")
+    with packed(normed):
+        assert "forward" not in vars(normed)
     wide = layers(nn.LSTM).double()
     with packed(wide):
         assert "forward" not in vars(wide)
@@ -225,3 +230,41 @@ def test_other_calls_go_through_the_convolution_itself(monkeypatch):
             assert not finished
             net(given)
     assert finished == [2]
+
+
+@needs_compiler
+@KINDS
+@torch.no_grad()
+def test_weights_that_stand_there_for_a_call_are_not_those_that_are_packed(kind, steps):
+    net, given = layers(kind), torch.randn(3, 1, 12)
+    before = state(net, 3)
+    wanted = net(given, before)
+    none = {name: torch.zeros_like(each) for name, each in net.named_parameters()}
+    with packed(net):
+        for _ in range(2):
+            found = torch.func.functional_call(net, none, (given, before))
+            assert not steps
+            assert not torch.allclose(found[0], wanted[0])
+        close(net(given, before), wanted)
+    assert len(steps) == 2
+
+
+@needs_compiler
+@torch.no_grad()
+def test_a_state_of_another_form_is_left_to_the_layers():
+    net, given = layers(nn.GRU), torch.randn(3, 1, 12)
+    with packed(net), pytest.raises(AttributeError, match="dim"):
+        net(given, (state(net, 3),))
+    pair = layers(nn.LSTM)
+    with packed(pair), pytest.raises((AttributeError, RuntimeError, ValueError, TypeError)):
+        pair(given, state(pair, 3)[0])
+
+
+@needs_compiler
+@KINDS
+@torch.no_grad()
+def test_a_model_that_stays_packed_is_pickled(kind):
+    net, given = layers(kind), torch.randn(3, 1, 12)
+    pack(net)
+    before = state(net, 3)
+    close(pickle.loads(pickle.dumps(net))(given, before), net(given, before))

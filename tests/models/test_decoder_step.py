@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import pickle
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
 
 from attnbench.attention.backends import few
+from attnbench.attention.patterns.base import patterns
+from attnbench.attention.transforms.base import transforms
+from attnbench.attention.transforms.topk_oow import TopKOutOfWindowSpec
 from attnbench.core import native, packed
 from attnbench.core.errors import AttnbenchError
 from attnbench.core.packed import pack
@@ -105,6 +108,26 @@ def test_whole_numbers_of_8_bits(monkeypatch, built, source):
     assert isinstance(other.output.forward.product.weight, Quantized)
     found, wanted = stepped(source, model, 2, compiled=True), stepped(source, other, 2, compiled=False)
     assert (found - wanted).norm() < 1e-2 * wanted.norm()
+
+
+class Drawn(TopKOutOfWindowSpec):
+    """Keeps keys that are drawn for each head, of which a site asks for the first head's."""
+
+    kind: Literal["drawn"] = "drawn"
+
+    def keep(self, role):
+        return patterns.parse({"kind": "random", "n": 2})
+
+    def fused(self, built):
+        return super().fused(built)
+
+
+def test_keys_that_are_kept_are_those_of_the_definition(monkeypatch, built, source):
+    monkeypatch.setattr(transforms, "_members", {**transforms._members, "drawn": Drawn})
+    model = built(attention={"decoder_self": {"transform": {"kind": "drawn", "n": 2}}})
+    wanted = stepped(source, model, 1, compiled=False, steps=12)
+    pack(model)
+    torch.testing.assert_close(stepped(source, model, 1, compiled=True, steps=12), wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(48, 3, 96), (36, 3, 52), (20, 2, 28)], ids=str)

@@ -18,6 +18,8 @@ from attnbench.attention.types import Positions, Role
 _CPU = torch.device("cpu")  # whatever the default is: compiled code reads what is listed
 _KEPT = 1 << 12
 """Positions of all layers whose keys are remembered: each is met by every batch again."""
+_NEAR = 1 << 10
+"""Positions before this one are remembered with a mark for each key before them, too."""
 _AT_ONCE = 8
 """Positions that draw together: the draw is many small operations."""
 _LONGEST = 32
@@ -85,13 +87,17 @@ def of_cache(pattern: PatternSpec, layer: int, seed: int, heads: int, at: int) -
     return Picked(slice(even.start, even.stop, apart) if evenly else keys[None])
 
 
+def kept_of_cache(pattern: PatternSpec, layer: int, at: int) -> Bool[Tensor, "1 1 1 K"]:
+    """Which keys of a cache that is filled up to it position `at` of a causal site sees, in all heads."""
+    return (_kept_of_cache if at < _NEAR else _kept_of_cache.__wrapped__)(pattern, layer, at)  # pyright: ignore[reportArgumentType] - it is frozen
+
+
 @functools.lru_cache(maxsize=_KEPT)
-def kept_of_cache(pattern: PatternSpec, layer: int, heads: int, at: int) -> Bool[Tensor, "#B #H 1 K"]:
-    """Which keys of a cache that is filled up to it position `at` of a causal site sees."""
+def _kept_of_cache(pattern: PatternSpec, layer: int, at: int) -> Bool[Tensor, "1 1 1 K"]:
     rule = pattern.mask_mod("decoder_self", layer)
     assert rule is not None  # it is causal
     with torch.inference_mode(False):
-        return dense(rule, Positions(torch.tensor([at], device=_CPU), torch.arange(at + 1, device=_CPU)), heads)
+        return dense(rule, Positions(torch.tensor([at], device=_CPU), torch.arange(at + 1, device=_CPU)))
 
 
 def take(held: Float[Tensor, "B H K E"], keys: Seen) -> Float[Tensor, "B H n E"]:

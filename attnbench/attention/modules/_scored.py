@@ -74,7 +74,7 @@ class Scored(Stages):
         if self.choice.gpu is not None and queries.is_cuda:
             gpu = "sdpa" if self._normaliser is softmax else self.choice.gpu
             backend = gpu if gpu == "sdpa" or fused.compiles(queries.device) else backend
-        elif self.choice.few and self._is_step(positions):
+        elif self.choice.few and queries.device.type == "cpu" and self._is_step(positions):
             return "few" if few.serves(queries, keys, values, self._fused) else None
         if backend == "sdpa":
             return backend
@@ -86,7 +86,7 @@ class Scored(Stages):
 
     def _is_step(self, positions: Positions) -> bool:
         """Whether each query sees all keys, a few at most answer, and no weight is dropped."""
-        if (self.training and self.dropout.p) or len(positions.q) > few.MOST:
+        if (self.training and self.dropout.p) or len(positions.q) > few.MOST or torch.compiler.is_compiling():
             return False
         if self.role != "decoder_self" or not len(positions.q) or not len(positions.k):
             return True
@@ -186,11 +186,11 @@ class Scored(Stages):
             return None
         return transform if few.knows(transform) else None
 
-    def keep_of_cache(self, at: int) -> Bool[Tensor, "#B #H 1 K"] | None:
+    def keep_of_cache(self, at: int) -> Bool[Tensor, "1 1 1 K"] | None:
         """The keys of a cache that position `at` attends whatever their scores; None where the site keeps none so."""
         if self.keep is None:
             return None
-        return picked.kept_of_cache(self.keep, self.layer, self.heads, at)  # pyright: ignore[reportArgumentType] - frozen
+        return picked.kept_of_cache(self.keep, self.layer, at)
 
     def own_of_cache(self, at: int) -> picked.Picked | None:
         """The keys of a cache that position `at` sees; None where they are not as many for all heads."""

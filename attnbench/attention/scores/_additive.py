@@ -27,16 +27,24 @@ class _Sizes(ctypes.Structure):
     )  # fmt: skip
 
 
-def serves(*given: Tensor) -> bool:
-    """Whether the compiled path takes these queries, keys and vectors."""
-    fits = all(each.device.type == "cpu" and each.dtype == torch.float32 and each.numel() for each in given)
-    return fits and native.readable(*given) and native.load(_SOURCE) is not None
+def serves(queries: Tensor, keys: Tensor, vector: Tensor) -> bool:
+    """Whether the compiled path takes these: what broadcasts, or does not fit, is left to torch operations."""
+    if torch.compiler.is_compiling():  # what follows cannot be traced
+        return False
+    given = queries, keys, vector
+    if any(each.device.type != "cpu" or each.dtype != torch.float32 or not each.numel() for each in given):
+        return False
+    if queries.dim() != 4 or keys.dim() != 4 or queries.shape[:2] != keys.shape[:2]:
+        return False
+    if queries.shape[3] != keys.shape[3] or vector.shape != (queries.shape[1], queries.shape[3]):
+        return False
+    return native.readable(*given) and native.load(_SOURCE) is not None
 
 
 def units(
     queries: Float[Tensor, "B H Q A"], keys: Float[Tensor, "B H K A"], vector: Float[Tensor, "H A"]
 ) -> Float[Tensor, "B H Q K"]:
-    """`sum_a v_a tanh(q_a + k_a)` of each query and key; only where it `serves`."""
+    """`sum_a v_a tanh(q_a + k_a)` of each query and key; only where it `serves`. Differentiable once."""
     return _Units.apply(queries, keys, vector)  # pyright: ignore[reportReturnType]
 
 

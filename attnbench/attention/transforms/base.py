@@ -78,8 +78,8 @@ class TransformSpec(Spec):
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
-        if is_outdated(cls, "fused", "build"):
-            cls.fused = TransformSpec.fused  # a parent's kernel does not make what this one builds
+        if is_outdated(cls, "fused", "build") or is_outdated(cls, "fused", "keep"):
+            cls.fused = TransformSpec.fused  # a parent's kernel does not make what this one builds, or keeps
         if is_outdated(cls, "is_softmax", "build"):
             cls.is_softmax = TransformSpec.is_softmax
 

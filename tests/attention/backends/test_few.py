@@ -15,7 +15,7 @@ from attnbench.attention.scores.base import scores
 from attnbench.attention.site import Site
 from attnbench.attention.transforms.base import Fused, transforms
 from attnbench.attention.transforms.sparsemax import sparsemax
-from attnbench.attention.types import Dims, Positions
+from attnbench.attention.types import Dims, Memory, Positions
 from attnbench.core import native
 
 compiled = pytest.mark.usefixtures("_compiled")
@@ -165,6 +165,17 @@ def test_keys_of_a_window_are_kept_whatever_their_scores(role, sparsify, monkeyp
         monkeypatch.setattr(few, "attend", lambda *given, **more: attend(*given, **{**more, "transform": without}))
         other = modules[0](states[:, asked], modules[0].memorize(states, None), at).context
         assert not torch.allclose(other, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_no_other_device_is_asked_whether_a_pass_is_a_step():
+    """It would be waited for."""
+    for raw in ("sigmoid", {"kind": "topk_oow", "n": 5}, {"kind": "topk", "ratio": 0.5}):
+        site = Site(scores.parse("scaled_dot"), patterns.parse("full"), transforms.parse(raw))
+        module = MultiHead(site, "decoder_self", 8, Dims(0, 2, 8, 8), 0.0).eval()
+        there = torch.empty(2, 2, 1, 4, device="meta")
+        at = Positions(torch.empty(1, device="meta"), torch.empty(6, device="meta"))
+        keys = torch.empty(2, 2, 6, 4, device="meta")
+        assert module._kernel_for(there, keys, keys, Memory(keys, keys), at) is None
 
 
 @compiled

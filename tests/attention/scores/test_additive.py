@@ -183,6 +183,29 @@ def test_the_module_goes_through_compiled_code_where_it_can(monkeypatch):
 
 
 @compiled
+@torch.no_grad()
+def test_what_broadcasts_or_does_not_fit_is_left_to_torch_operations():
+    queries, keys, vector = (each.detach() for each in states(3, 4, 16))
+    for given in ((queries, keys[:1], vector), (queries[:1], keys, vector), (queries, keys[:, :1], vector)):
+        assert not _additive.serves(*given)
+    for given in ((queries, keys[..., :8], vector), (queries, keys, vector[:1]), (queries, keys, vector[:, :8])):
+        assert not _additive.serves(*given)
+    score = build(2, 5).float()
+    query, keys = torch.randn(BATCH, 2, 3, QUERY_WIDTH), score.keys(torch.randn(1, 2, 4, KEY_WIDTH))
+    torch.testing.assert_close(score(query, keys), score(query, keys.expand(BATCH, -1, -1, -1)))
+    with pytest.raises(RuntimeError):
+        score(query, score.keys(torch.randn(BATCH + 1, 2, 4, KEY_WIDTH)))
+
+
+@compiled
+def test_a_score_is_compiled_by_torch_in_one_piece():
+    score = build(2, 5).float()
+    query, keys = torch.randn(BATCH, 2, 3, QUERY_WIDTH), torch.randn(BATCH, 2, 4, 5)
+    whole = torch.compile(score, fullgraph=True, backend="eager")
+    torch.testing.assert_close(whole(query, keys), score(query, keys), rtol=1e-5, atol=1e-5)
+
+
+@compiled
 def test_there_is_no_second_derivative():
     given = states(2, 3, 4)
     with pytest.raises(RuntimeError, match="Units has no second derivative"):

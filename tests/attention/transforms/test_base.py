@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from attnbench.attention.patterns.window import WindowSpec
 from attnbench.attention.transforms.base import ScoreTransform, TransformSpec
 from attnbench.attention.transforms.softmax import SoftmaxSpec, softmax
 from attnbench.attention.transforms.topk import TopKSpec
@@ -35,6 +36,20 @@ def test_a_kernel_of_the_parent_does_not_stand_for_what_a_child_builds():
     for spec in (Colder(), Colder.model_validate({})):
         assert spec.fused(spec.build(dims)) is None
     torch.testing.assert_close(Colder().build(dims)(torch.tensor([1.0, 2.0])), torch.tensor([4.0, 8.0]).softmax(0))
+
+
+class Beside(TopKSpec):
+    """Keeps a window, too, which its parent's kernel knows nothing of."""
+
+    kind: Literal["beside"] = "beside"
+
+    def keep(self, role):
+        return WindowSpec(n=3)
+
+
+def test_a_kernel_of_the_parent_does_not_stand_for_what_a_child_keeps():
+    beside = Beside(k=2)
+    assert beside.fused(beside.build(Dims())) is None
 
 
 def test_a_child_that_builds_otherwise_is_not_called_softmax():
