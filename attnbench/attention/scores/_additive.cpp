@@ -10,7 +10,7 @@ constexpr int UNITS = 4;  // vectors of units in step: one alone waits for its o
 constexpr int64_t FEW = 1 << 12;  // units up to here are one thread's work
 constexpr int W = Float::W;
 
-// tanh x to 2 ulp: near 0 by the polynomial of Cephes (tanhf), beyond by an exponential; NaN stays
+// tanh x to 3 ulp: near 0 by the polynomial of Cephes (tanhf), beyond by an exponential; NaN stays
 template <int N> inline void tangent(V<Float>* x) {
     constexpr float terms[] = {-5.70498872745e-3f, 2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f,
                                -3.33332819422e-1f};

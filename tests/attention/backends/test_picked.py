@@ -17,7 +17,10 @@ from attnbench.core import native
 
 HEADS = 3
 SPARSE = [name for name in patterns.kinds() if name != "full"]
-TRANSFORMS = ("softmax", {"kind": "topk", "k": 2}, "sparsemax", {"kind": "entmax", "alpha": "learned"}, "sigmoid")
+TRANSFORMS = (
+    "softmax", {"kind": "topk", "k": 2}, "sparsemax", {"kind": "entmax", "alpha": "learned"}, "sigmoid",
+    {"kind": "topk", "k": 2, "ties": "index"}, {"kind": "topk", "ratio": 0.5},
+)  # fmt: skip
 
 
 def site(pattern, transform="softmax", **more):
