@@ -61,18 +61,18 @@ class Documents(PairTask):
         raw = [self._sentences(line) for line in data.split(split).references]
         cased: BleuKind = "13a_lc" if self.spec.lowercase else "13a"
         whole = _whole(decoded, documents)
-        plain = data.detokenize(whole)
+        plain = _whole(_detokenized(data, decoded), documents)
         plain_sentences = data.detokenize(_all(sentences))
         references = _whole(raw, documents)
         scores = {
             "d_bleu": corpus_bleu(whole, _whole(wanted, documents), self.spec.bleu),
-            "d_bleu_13a": corpus_bleu(plain, references, cased),
+            "d_bleu_13a": _by_sentence(corpus_bleu(plain, references, cased)),
             "s_bleu": corpus_bleu(_all(sentences), _all(wanted), self.spec.bleu),
             "s_bleu_13a": corpus_bleu(plain_sentences, _all(raw), cased),
-            "chrf": corpus_chrf(plain, references, lowercase=self.spec.lowercase),
+            "chrf": _by_sentence(corpus_chrf(plain, references, lowercase=self.spec.lowercase)),
         }
         values = {name: score.value for name, score in scores.items()}
-        perfect = data.detokenize(_whole(wanted, documents))
+        perfect = _whole(_detokenized(data, wanted), documents)
         values["d_bleu_13a_bound"] = corpus_bleu(perfect, references, cased).value
         values["wrong_counts"] = 100 * wrong / len(lines)
         samples = {"documents": len(whole), "blocks": len(lines), "sentences": len(_all(wanted))}
@@ -99,6 +99,17 @@ class Documents(PairTask):
         documents = data.split(split).documents
         assert documents is not None  # as of every corpus that says where they end
         return list(documents)
+
+
+def _detokenized(data: Data, blocks: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Sentence by sentence: in a line that holds more, an odd quotation mark would turn all behind it."""
+    plain = iter(data.detokenize(_all(blocks)))
+    return [[next(plain) for _ in block] for block in blocks]
+
+
+def _by_sentence(score: Score) -> Score:
+    """Of text that was detokenised so."""
+    return score._replace(signature=f"{score.signature}|detok:sentence")
 
 
 def _flat(sentences: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ from pydantic import ValidationError
 
 from attnbench.core.errors import AttnbenchError
 from attnbench.data.corpus import Data
+from attnbench.data.text import moses_detokenize
 from attnbench.models.base import Source
 from attnbench.models.transformer import TransformerSpec
 from attnbench.search.base import Hypothesis, SpecialIds
 from attnbench.search.greedy import GreedySpec
+from attnbench.tasks import document
 from attnbench.tasks.document import DocumentSpec
 
 RAW: dict[str, Any] = {
@@ -90,6 +93,19 @@ def test_the_references_score_100(opened):
     assert found.outputs["ref.txt"][0] == " ".join(sentence(1, number, "e").lower() for number in range(5))
     assert found.outputs["detok.txt"][0] == found.outputs["txt"][0]
     assert found.outputs["blocks.txt"] == list(test.target)
+
+
+def test_an_odd_quotation_mark_turns_none_of_another_sentence():
+    odd, even = "he said &quot; no .", "and &quot; yes &quot; again ."
+    data: Any = SimpleNamespace(detokenize=lambda lines: moses_detokenize("en", lines))
+    (found, others) = document._detokenized(data, [[odd, even], [even]])
+    assert found[1] == others[0] == 'and "yes" again.'
+    assert moses_detokenize("en", [f"{odd} {even}"]) != [" ".join(found)]
+
+
+def test_what_is_detokenised_by_sentences_says_so(opened):
+    signatures = evaluated(opened).signatures
+    assert {name for name, each in signatures.items() if each.endswith("|detok:sentence")} == {"d_bleu_13a", "chrf"}
 
 
 def test_lost_separators_cost_sentences_and_not_documents(opened):
