@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnbench.core import native
+from attnbench.core.inherit import is_outdated
 
 MOST = 128
 """Rows of recurrent layers; with more of them torch's are as fast."""
@@ -44,14 +45,15 @@ class Window(nn.Module, ABC):
 def stand_in(layer: nn.Module, dtype: torch.dtype, pack: Pack) -> PackedSteps | None:
     """What takes the place of a layer's forward pass; None where its steps are not made of packed weights. dtype: of
     autocast, where it serves."""
-    if isinstance(layer, Window) and "forward" not in vars(layer) and _are_plain(layer.parameters()):
-        return _PackedWindow(layer, dtype, pack)
-    # parametrised ones are of another type
-    if not isinstance(layer, nn.RNNBase) or type(layer) not in (nn.LSTM, nn.GRU) or "forward" in vars(layer):
+    if "forward" in vars(layer) or not _are_plain(layer.parameters()):
+        return None
+    if isinstance(layer, Window):  # whose finish is not that of a more special forward
+        return None if is_outdated(type(layer), "finish", "forward") else _PackedWindow(layer, dtype, pack)
+    if not isinstance(layer, nn.RNNBase) or type(layer) not in (nn.LSTM, nn.GRU):  # parametrised ones are of another
         return None
     if layer.bidirectional or layer.proj_size or not layer.batch_first or not layer.bias:
         return None
-    return _PackedCells(layer, dtype, pack) if _are_plain(layer.parameters()) else None
+    return _PackedCells(layer, dtype, pack)
 
 
 def _are_plain(weights: Iterable[Tensor]) -> bool:
@@ -68,7 +70,7 @@ class PackedSteps(ABC):
         self._packed: list[Any] = []  # layers that never step, as those of encoders, never ask for it
 
     def __call__(self, *given: Any, **named: Any) -> Any:
-        if named or torch.is_grad_enabled() or not self._is_step(*given) or not self._ready(given[0]):  # torch says why
+        if named or torch.is_grad_enabled() or not self._is_step(*given) or not self._ready(given[0]):
             return type(self.layer).forward(self.layer, *given, **named)
         return self._step(*given)
 

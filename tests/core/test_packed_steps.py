@@ -209,6 +209,20 @@ def test_one_place_of_a_convolution_is_one_product(rows, way, monkeypatch):
 
 
 @needs_compiler
+@torch.no_grad()
+def test_a_convolution_that_makes_something_else_of_it_is_left_alone():
+    class Colder(Convolution):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return super().forward(inputs) / 2
+
+    net, given = Colder().eval(), torch.randn(2, 3, 5)
+    wanted = net(given)
+    with packed(net):
+        torch.testing.assert_close(net(given), wanted)
+        assert "forward" not in vars(net)
+
+
+@needs_compiler
 def test_other_calls_go_through_the_convolution_itself(monkeypatch):
     monkeypatch.setattr(module, "_way", lambda dtype: module._Own)
     net, given = Convolution().eval(), torch.randn(2, 3, 5)
