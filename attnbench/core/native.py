@@ -136,11 +136,11 @@ def _of(source: Path, name: str) -> ctypes.CDLL | None:
 def readable(*tensors: Tensor) -> bool:
     """Whether compiled code may read these where they lie: true tensors, not traced, mapped over by torch.func or
     differentiated forwards, none a view that negates."""
+    if torch.compiler.is_compiling() or _tracing() or _modes():  # first: what follows cannot be traced
+        return False
     for each in tensors:
         if type(each) not in _TRUE or _wrapped(each) or each.is_neg():
             return False
-    if torch.compiler.is_compiling() or _tracing() or _modes():
-        return False
     return _forward_ad._current_level < 0
 
 

@@ -30,7 +30,7 @@ Pack = Callable[[Tensor, Tensor], Any]
 class Window(nn.Module, ABC):
     """A convolution that moves by one position: of as many as it sees at once it makes one, by one product."""
 
-    seen: tuple[int, int]
+    span: tuple[int, int]
     """Positions that it sees, and numbers of each."""
 
     @abstractmethod
@@ -66,8 +66,11 @@ class PackedSteps(ABC):
 
     def __init__(self, layer: Any, dtype: torch.dtype, pack: Pack) -> None:
         self.layer, self.dtype, self.holders = layer, dtype, 0
-        self._pack, self._weights = pack, list(layer.parameters(recurse=False))
-        self._packed: list[Any] = []  # layers that never step, as those of encoders, never ask for it
+        self._pack, self._weights = pack, list(layer.parameters())
+        self._packed: list[Any] = []  # made by the first step: layers that never step are not copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_packed": []}  # the library's cannot be copied
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         if named or torch.is_grad_enabled() or not self._is_step(*given) or not self._ready(given[0]):
@@ -77,8 +80,9 @@ class PackedSteps(ABC):
     def _ready(self, states: Tensor) -> bool:
         """Whether the packed weights, which are made now if need be, multiply this; others may stand in the layer for a
         call (torch.func.functional_call)."""
-        if any(
-            one is not other for one, other in zip(self.layer.parameters(recurse=False), self._weights, strict=True)
+        now = list(self.layer.parameters())
+        if len(now) != len(self._weights) or any(
+            one is not other for one, other in zip(now, self._weights, strict=True)
         ):
             return False
         if not self._packed:
@@ -107,10 +111,12 @@ class _PackedWindow(PackedSteps):
         return [self._pack(*(each.detach() for each in self.layer.flat()))]
 
     def _is_step(self, *given: Any) -> bool:
-        if len(given) != 1 or not isinstance(given[0], Tensor) or given[0].dim() != 3 or self.layer.training:
+        if len(given) != 1 or not isinstance(given[0], Tensor) or given[0].dim() != 3:
+            return False
+        if any(each.training for each in self.layer.modules()):  # what drops, for one
             return False
         (states,) = given
-        return len(states) > 0 and states.shape[1:] == self.layer.seen and self._reads(states)
+        return len(states) > 0 and states.shape[1:] == self.layer.span and self._reads(states)
 
     def _step(self, *given: Any) -> Any:
         return self.layer.finish(self._packed[0](given[0].flatten(1)).float()[:, None])

@@ -163,10 +163,15 @@ class Data:
             return [clean(repair(line)) for line in lines]
         return [join_sentences([clean(repair(part)) for part in split_sentences(line)]) for line in lines]
 
+    @property
+    def detokenizes(self) -> bool:
+        """Whether the corpus was tokenised by Moses, here or before it came."""
+        came_so = self.manifest.get("tokenized", self.recipe.dataset.moses_words())  # older ones do not say it
+        return self.recipe.pretokenize == "moses" or bool(came_so)
+
     def detokenize(self, lines: Iterable[str]) -> list[str]:
         """Tokenised target lines as people write them; as they are if the corpus was never tokenised by Moses."""
-        came_so = self.manifest.get("tokenized", self.recipe.dataset.moses_words())  # older ones do not say it
-        if self.recipe.pretokenize != "moses" and not came_so:
+        if not self.detokenizes:
             return list(lines)
         if self.recipe.block is None:
             return moses_detokenize(self.languages.target, lines)

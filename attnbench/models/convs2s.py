@@ -133,7 +133,7 @@ class GatedConvolution(Window):
 
     def __init__(self, width: int, kernel: int, dropout: float) -> None:
         super().__init__()
-        self.seen = kernel, width
+        self.span = kernel, width
         self.dropout = Dropout(dropout)
         self.weight = nn.Parameter(torch.empty(2 * width, width, kernel))
         self.bias = nn.Parameter(torch.zeros(2 * width))

@@ -66,10 +66,10 @@ class Documents(PairTask):
         references = _whole(raw, documents)
         scores = {
             "d_bleu": corpus_bleu(whole, _whole(wanted, documents), self.spec.bleu),
-            "d_bleu_13a": _by_sentence(corpus_bleu(plain, references, cased)),
+            "d_bleu_13a": _by_sentence(data, corpus_bleu(plain, references, cased)),
             "s_bleu": corpus_bleu(_all(sentences), _all(wanted), self.spec.bleu),
             "s_bleu_13a": corpus_bleu(plain_sentences, _all(raw), cased),
-            "chrf": _by_sentence(corpus_chrf(plain, references, lowercase=self.spec.lowercase)),
+            "chrf": _by_sentence(data, corpus_chrf(plain, references, lowercase=self.spec.lowercase)),
         }
         values = {name: score.value for name, score in scores.items()}
         perfect = _whole(_detokenized(data, wanted), documents)
@@ -107,9 +107,9 @@ def _detokenized(data: Data, blocks: Sequence[Sequence[str]]) -> list[list[str]]
     return [[next(plain) for _ in block] for block in blocks]
 
 
-def _by_sentence(score: Score) -> Score:
-    """Of text that was detokenised so."""
-    return score._replace(signature=f"{score.signature}|detok:sentence")
+def _by_sentence(data: Data, score: Score) -> Score:
+    """Of text that was detokenised so, if it was."""
+    return score._replace(signature=f"{score.signature}|detok:sentence") if data.detokenizes else score
 
 
 def _flat(sentences: Sequence[str]) -> str:

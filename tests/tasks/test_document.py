@@ -101,11 +101,21 @@ def test_an_odd_quotation_mark_turns_none_of_another_sentence():
     (found, others) = document._detokenized(data, [[odd, even], [even]])
     assert found[1] == others[0] == 'and "yes" again.'
     assert moses_detokenize("en", [f"{odd} {even}"]) != [" ".join(found)]
+    written = SimpleNamespace(
+        target=[f"{odd} <sep> {even}"], references=[f"{found[0]} <sep> {found[1]}"], documents=["a"]
+    )
+    data.split, data.detokenizes = lambda split: written, True
+    scored = DocumentSpec.model_validate(RAW).bind().score(data, "test", written.target)
+    assert scored.outputs["detok.txt"] == [" ".join(found)]
+    for name in ("d_bleu_13a", "d_bleu_13a_bound", "chrf"):
+        assert scored.values[name] == pytest.approx(100)
 
 
 def test_what_is_detokenised_by_sentences_says_so(opened):
     signatures = evaluated(opened).signatures
     assert {name for name, each in signatures.items() if each.endswith("|detok:sentence")} == {"d_bleu_13a", "chrf"}
+    (_, score), data = ("chrf", document.Score(1.0, "of sacrebleu")), SimpleNamespace(detokenizes=False)
+    assert document._by_sentence(data, score) == score  # type: ignore[arg-type] - all that is asked of it
 
 
 def test_lost_separators_cost_sentences_and_not_documents(opened):

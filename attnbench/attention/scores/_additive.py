@@ -29,8 +29,6 @@ class _Sizes(ctypes.Structure):
 
 def serves(queries: Tensor, keys: Tensor, vector: Tensor) -> bool:
     """Whether the compiled path takes these: what broadcasts, or does not fit, is left to torch operations."""
-    if torch.compiler.is_compiling():  # what follows cannot be traced
-        return False
     given = queries, keys, vector
     if any(each.device.type != "cpu" or each.dtype != torch.float32 or not each.numel() for each in given):
         return False

@@ -167,6 +167,22 @@ def test_keys_of_a_window_are_kept_whatever_their_scores(role, sparsify, monkeyp
         assert not torch.allclose(other, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("raw", ["softmax", {"kind": "topk_oow", "n": 5}], ids=str)
+@pytest.mark.parametrize("role", ["encoder_self", "decoder_self"])
+@torch.no_grad()
+def test_a_step_is_compiled_by_torch_in_one_piece(raw, role):
+    site = Site(scores.parse("scaled_dot"), patterns.parse("full"), transforms.parse(raw))
+    module = MultiHead(site, role, 8, Dims(0, 2, 8, 8), 0.0).eval()
+    states = torch.randn(3, 6, 8)
+    memory, at = module.memorize(states, None), Positions(torch.tensor([5]), torch.arange(6))
+
+    def step(query):
+        return module(query, memory, at).context
+
+    whole = torch.compile(step, fullgraph=True, backend="eager")
+    torch.testing.assert_close(whole(states[:, 5:]), step(states[:, 5:]), rtol=1e-4, atol=1e-5)
+
+
 def test_no_other_device_is_asked_whether_a_pass_is_a_step():
     """It would be waited for."""
     for raw in ("sigmoid", {"kind": "topk_oow", "n": 5}, {"kind": "topk", "ratio": 0.5}):

@@ -312,3 +312,13 @@ def test_what_heads_see_in_different_numbers_is_left_to_the_definition():
 def test_a_pattern_that_cannot_be_remembered_is_left_to_the_definition():
     assert not hashable(Uneven(held=[1]))
     assert not choose(site("full")._replace(pattern=Uneven(held=[1])), "decoder_self").picks
+
+
+def test_marks_of_far_positions_are_not_remembered():
+    pattern: PatternSpec = patterns.parse({"kind": "window", "n": 4})
+    picked._kept_of_cache.cache_clear()
+    for at in (3, picked._NEAR - 1, picked._NEAR):
+        marks = picked.kept_of_cache(pattern, 0, at)
+        assert marks.shape == (1, 1, 1, at + 1)
+        assert marks.nonzero()[:, 3].tolist() == list(range(max(0, at - 3), at + 1))
+    assert picked._kept_of_cache.cache_info().currsize == 2
