@@ -1,9 +1,9 @@
 """One step of recurrent layers and of convolutions with packed weights, for searches: torch brings theirs into its own
 order at every call.
 
-Measured against torch, in turns, two threads, on a processor of AVX-512, 256 and 512 wide. LSTM and GRU: with one row
-2.6 to 10 times as fast, with 5 rows 2.2 to 5.7 times, with 64 rows 1.1 to 1.8 times, with 320 rows 0.9 to 1.1 times.
-Convolutions of three positions: with 1 to 64 rows 3.4 to 4.6 times, with 320 rows 2.5 times.
+Measured against torch, in turns, two threads, on a processor of AVX-512, 256 and 512 wide. LSTM: with one row 1.8 and
+5.8 times as fast, with 5 rows 1.6 and 3.8, with 64 rows 0.9 and 1.4, with 128 rows 0.8 and 1.2 times. GRU: 1.6 and 2.3,
+1.6 and 1.8, 1.2 and 1.2, 1.1 and 1.1 times. Convolutions of three positions: 2.4 to 3.9 times with 1 to 320 rows.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from attnbench.core import native
 from attnbench.core.inherit import is_outdated
 
-MOST = 128
-"""Rows of recurrent layers; with more of them torch's are as fast."""
+MOST = 64
+"""Rows of recurrent layers; with more of them torch's are about as fast."""
 State = tuple[Float[Tensor, "R W"], ...]
 """(h,) of a GRU, (h, c) of an LSTM."""
 Pack = Callable[[Tensor, Tensor], Any]

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from packing_cases import WAYS, needs_compiler
 from torch import nn
 
 from attnbench.core import measured, native
@@ -18,13 +19,6 @@ from attnbench.core.quantization import multiply, quantize
 needs_packing = pytest.mark.skipif(
     not (module._own_packs(torch.float32) or module._library_packs(torch.float32)), reason="nothing packs weights here"
 )
-WAYS = [
-    pytest.param(
-        module._Library,
-        marks=pytest.mark.skipif(not module._library_packs(torch.float32), reason="this torch packs no weights"),
-    ),
-    pytest.param(module._Own, marks=pytest.mark.skipif(not module._own_packs(torch.float32), reason="no C++ compiler")),
-]
 
 
 def model() -> nn.Sequential:
@@ -210,7 +204,7 @@ def test_what_compiled_code_cannot_read_goes_through_the_layers(way, monkeypatch
                 net(states.to("meta"))
 
 
-@pytest.mark.skipif(not module._own_packs(torch.float32), reason="no C++ compiler")
+@needs_compiler
 def test_where_compiled_code_is_off_layers_packed_before_are_as_they_were(monkeypatch):
     monkeypatch.setattr(module, "_way", lambda dtype: module._Own)
     monkeypatch.setattr(module.products, "multiply", lambda *given: pytest.fail("compiled code ran"))

@@ -6,20 +6,13 @@ import pickle
 
 import pytest
 import torch
+from packing_cases import WAYS, needs_compiler
 from torch import Tensor, nn
 
 from attnbench.core import native, packed_steps, products
 from attnbench.core import packed as module
 from attnbench.core.packed import pack, packed
 
-WAYS = [
-    pytest.param(
-        module._Library,
-        marks=pytest.mark.skipif(not module._library_packs(torch.float32), reason="this torch packs no weights"),
-    ),
-    pytest.param(module._Own, marks=pytest.mark.skipif(not module._own_packs(torch.float32), reason="no C++ compiler")),
-]
-needs_compiler = pytest.mark.skipif(not module._own_packs(torch.float32), reason="no C++ compiler")
 KINDS = pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 
 
