@@ -13,37 +13,34 @@ import triton.language as tl
 from attnbench.attention.backends._blocks import (
     PRECISION,
     alive_in,
+    factor_of,
     kept_of_rows,
     mean_of,
     rows_from,
     scores_at,
     scores_of,
     seen_by_all,
+    shift_of,
+    weights_at,
 )
 from attnbench.attention.backends._dropout import drawn_for, kept_at, kept_in
-from attnbench.attention.transforms._climb import ENTMAX15, LOG2E, SMALL, SPARSEMAX, TOPK, log_over_e, mass_at
+from attnbench.attention.transforms._climb import ENTMAX15, SMALL, SPARSEMAX, TOPK, log_over_e
 
 
 @triton.jit
 def _shift_of(t, centre, share, e, KIND: tl.constexpr):
-    """What the weights of a row are computed from, beside its scores, in one step: one number for three, each of which
-    a program of keys would hold many times. Its rounding is that of scores: of those beyond 1e6 weights lose digits, of
-    those beyond 1e7 all, and so do gradients."""
-    if KIND == TOPK:
-        return tl.log2(share) - centre * LOG2E
-    below = -e * (centre + t)
-    return 1.0 + below if KIND == SPARSEMAX or KIND == ENTMAX15 else below  # noqa: SIM109 - which Triton cannot read
+    """One number of a row for three, each of which a program of keys would hold many times."""
+    shift = shift_of(t, centre, e, KIND)
+    return tl.log2(share) + shift if KIND == TOPK else shift
 
 
 @triton.jit
-def _weights(s, t, shift, share, e, KIND: tl.constexpr):
-    """The weights of a block, and the part of them that the gradient goes through. t, shift, share: of each row, along
-    the rows of the scores. NaN stays NaN."""
-    if KIND == TOPK:
-        mass = tl.where(s < t, 0.0, tl.exp2(s * LOG2E + shift))
-        part = mass
-    else:
-        mass, part = mass_at(e * s + shift, e, KIND)
+def _weights(s, t, shift, share, factor, e, KIND: tl.constexpr):
+    """The weights of a block of products, and the part of them that the gradient goes through. t, shift, share: of each
+    row, along the rows of the products. By sparsemax and entmax-1.5 weights sum to 1, but for rounding, and `share` has
+    no use. NaN stays NaN."""
+    mass, part = weights_at(s, t, shift, factor, e, KIND)
+    if KIND != TOPK and KIND != SPARSEMAX and KIND != ENTMAX15:  # noqa: PLR1714 - which Triton cannot read
         mass = mass * share
     return mass, part
 
@@ -113,6 +110,7 @@ def backward_query(
     e = tl.load(excess + h)
     below = _shift_of(t, centre, share, e, KIND)
     tl.store(shift + place, below, mask=there)
+    factor = factor_of(scale, e, KIND)
     drawn = drawn_for(seed, bh, DROPOUT)
     end = keys
     if CAUSAL:
@@ -128,18 +126,18 @@ def backward_query(
     for n in range(0, whole, BLOCK_N):
         k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH, FULL)
         v = rows_from(values_of, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH, FULL)
-        s = scores_at(q, k, valid_of, queries, n, first, keys, ahead, scale, False, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        s = scores_at(q, k, valid_of, queries, n, first, keys, ahead, 1.0, False, CAUSAL, VALID, BLOCK_M, BLOCK_N)
         of_query, gain_0, gain_1, gain_2, sum_1, sum_2 = _of_keys(
-            of_query, gain_0, gain_1, gain_2, sum_1, sum_2, s, k, v, up, t, below, share, middle, e, drawn, first, n,
-            keys, rate, KIND, DROPOUT, LEARNED, BLOCK_M, BLOCK_N,
+            of_query, gain_0, gain_1, gain_2, sum_1, sum_2, s, k, v, up, t, below, share, middle, factor, e, drawn,
+            first, n, keys, rate, KIND, DROPOUT, LEARNED, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     for n in range(whole, end, BLOCK_N):
         k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH)
         v = rows_from(values_of, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH)
-        s = scores_at(q, k, valid_of, queries, n, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        s = scores_at(q, k, valid_of, queries, n, first, keys, ahead, 1.0, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
         of_query, gain_0, gain_1, gain_2, sum_1, sum_2 = _of_keys(
-            of_query, gain_0, gain_1, gain_2, sum_1, sum_2, s, k, v, up, t, below, share, middle, e, drawn, first, n,
-            keys, rate, KIND, DROPOUT, LEARNED, BLOCK_M, BLOCK_N,
+            of_query, gain_0, gain_1, gain_2, sum_1, sum_2, s, k, v, up, t, below, share, middle, factor, e, drawn,
+            first, n, keys, rate, KIND, DROPOUT, LEARNED, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     column = tl.arange(0, WIDTH)
     at = row[:, None] * gm + column[None, :]
@@ -153,17 +151,17 @@ def backward_query(
 
 @triton.jit
 def _of_keys(
-    of_query, gain_0, gain_1, gain_2, sum_1, sum_2, s, k, v, up, t, shift, share, middle, e, drawn, first_query,
-    first_key, keys, rate,
+    of_query, gain_0, gain_1, gain_2, sum_1, sum_2, s, k, v, up, t, shift, share, middle, factor, e, drawn,
+    first_query, first_key, keys, rate,
     KIND: tl.constexpr, DROPOUT: tl.constexpr, LEARNED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """What a block of keys adds to the gradients of queries, but for the scale, and to the sums for that of alpha."""
-    mass, part = _weights(s, t[:, None], shift[:, None], share[:, None], e, KIND)
+    mass, part = _weights(s, t[:, None], shift[:, None], share[:, None], factor, e, KIND)
     gain = tl.dot(up, tl.trans(v), input_precision=PRECISION)
     if DROPOUT:
         gain = gain * kept_in(drawn, first_query, first_key, keys, rate, BLOCK_M, BLOCK_N)
     if LEARNED:
-        sums = _of_alpha(e * s + shift[:, None], gain, mass, part * share[:, None], e)
+        sums = _of_alpha(s * factor + shift[:, None], gain, mass, part * share[:, None], e)
         gain_0 += sums[0]
         gain_1 += sums[1]
         gain_2 += sums[2]
@@ -254,7 +252,7 @@ def _of_queries(
         going = tl.max(rows.to(tl.int32), 0)
     if going > 0:
         q = rows_from(queries_of, queries, qm, first, width, BLOCK_M, WIDTH, WHOLE)
-        s = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale
+        s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
         at = first_key + tl.arange(0, BLOCK_N)
         if CAUSAL:
             s = tl.where(at[:, None] <= row[None, :] + ahead, s, float("-inf"))
@@ -265,7 +263,8 @@ def _of_queries(
         else:
             t, below = tl.load(threshold + row, mask=rows, other=0.0), tl.load(shift + row, mask=rows, other=0.0)
             share = tl.load(inverse + row, mask=rows, other=0.0)
-        mass, part = _weights(s, t[None, :], below[None, :], share[None, :], e, KIND)
+        factor = factor_of(scale, e, KIND)
+        mass, part = _weights(s, t[None, :], below[None, :], share[None, :], factor, e, KIND)
         # in this order: the weights are no longer held when gains are computed
         up = rows_from(ups_of, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH, WHOLE)
         if DROPOUT:
@@ -307,9 +306,9 @@ def backward_short(
         t, centre, share = kept_of_rows(threshold, most, inverse, place, rows)
         middle = mean_of(up, slope + b * sb + h * sh, sm, mean, row, place, rows, value_width, VALUE_WIDTH)
         alive = alive_in(valid + b * valid_b, queries, 0, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N)
-        s = scores_of(q, k, alive, scale)
-        below = _shift_of(t, centre, share, e, KIND)
-        mass, part = _weights(s, t[:, None], below[:, None], share[:, None], e, KIND)
+        s = scores_of(q, k, alive, 1.0)
+        below, factor = _shift_of(t, centre, share, e, KIND), factor_of(scale, e, KIND)
+        mass, part = _weights(s, t[:, None], below[:, None], share[:, None], factor, e, KIND)
         mass, part = tl.where(alive, mass, 0.0), tl.where(alive, part, 0.0)
         gain = tl.dot(up, tl.trans(v), input_precision=PRECISION)
         weight = mass
@@ -318,7 +317,7 @@ def backward_short(
             gain = gain * kept
             weight = mass * kept
         if LEARNED:
-            sums = _of_alpha(e * s + below[:, None], gain, mass, part * share[:, None], e)
+            sums = _of_alpha(s * factor + below[:, None], gain, mass, part * share[:, None], e)
             moved = _slope_of_alpha(sums[0], sums[1], sums[2], sums[3], sums[4], e)
             tl.store(alpha_slope + place, moved, mask=rows)
         changed = _moved(gain, part, middle[:, None]) * scale

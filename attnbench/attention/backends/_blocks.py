@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnbench.attention.transforms._climb import LOG2E, TOPK, mass_of
+from attnbench.attention.transforms._climb import ENTMAX15, LOG2E, SPARSEMAX, TOPK, mass_at, mass_of
 
 PRECISION: tl.constexpr = tl.constexpr("tf32x3")
 """Of products in float32, to about its own accuracy; other types know one precision."""
@@ -73,15 +73,30 @@ def scores_at(q, k, valid, rows, first_key, first_query, keys, ahead, scale, EDG
 
 
 @triton.jit
-def weights_of(s, t, centre, e, KIND: tl.constexpr):
-    """Weights, but for what a row's are divided by, and the part of them that the gradient goes through. t: the least
-    score that top-k keeps; of the others the threshold, below `centre`. NaN stays NaN."""
-    d = s - centre[:, None]
+def factor_of(scale, e, KIND: tl.constexpr):
+    """What products are multiplied by, before `shift_of` is added."""
+    return scale * LOG2E if KIND == TOPK else scale * e
+
+
+@triton.jit
+def shift_of(t, centre, e, KIND: tl.constexpr):
+    """What the weights of a row are computed from, beside its products, in one step. Its rounding is that of scores: of
+    those beyond 1e6 weights lose digits, of those beyond 1e7 all, and so do gradients."""
     if KIND == TOPK:
-        mass = tl.where(s < t[:, None], 0.0, tl.exp2(d * LOG2E))
+        return -centre * LOG2E
+    below = -e * (centre + t)
+    return 1.0 + below if KIND == SPARSEMAX or KIND == ENTMAX15 else below  # noqa: SIM109 - which Triton cannot read
+
+
+@triton.jit
+def weights_at(s, t, shift, factor, e, KIND: tl.constexpr):
+    """Weights of products, but for what a row's are divided by, and the part of them that the gradient goes through.
+    t: the least product that top-k keeps; the others have no use for it. NaN stays NaN."""
+    if KIND == TOPK:
+        mass = tl.where(s < t, 0.0, tl.exp2(s * factor + shift))
         part = mass
     else:
-        mass, part = mass_of(d, t[:, None], e, KIND)
+        mass, part = mass_at(s * factor + shift, e, KIND)
     return mass, part
 
 

@@ -44,18 +44,6 @@ def taken_pair(s, other, first, second, third, fourth):
 
 
 @triton.jit
-def left_over(s, first, second, third, fourth):
-    """The score of each class that `taken` leaves out."""
-    return tl.minimum(fourth, tl.minimum(third, tl.minimum(second, tl.minimum(first, s))))
-
-
-@triton.jit
-def left_over_pair(s, other, third, fourth):
-    """The larger of the two that `taken_pair` leaves out."""
-    return tl.maximum(tl.minimum(third, tl.minimum(s, other)), tl.minimum(fourth, tl.maximum(s, other)))
-
-
-@triton.jit
 def kth_of(first, second, third, fourth, count, BLOCK_M: tl.constexpr):
     """The least of each row's `count` best scores (-inf: there are fewer), the best that is left, and whether both are
     sure: a fifth of a class would be below, and the two differ."""
@@ -85,18 +73,20 @@ def root_of(first, second, third, fourth, centre, e, KIND: tl.constexpr, BLOCK_M
     third, fourth = third - centre[:, None], fourth - centre[:, None]
     t = start_of(first, e, KIND, BLOCK_M)
     going = 1
-    for _ in range(TURNS):
-        if going > 0:
-            mass, part = mass_of(first, t[:, None], e, KIND)
-            more, rest = mass_of(second, t[:, None], e, KIND)
-            mass, part = mass + more, part + rest
-            more, rest = mass_of(third, t[:, None], e, KIND)
-            mass, part = mass + more, part + rest
-            more, rest = mass_of(fourth, t[:, None], e, KIND)
-            part_sum = tl.sum(part + rest, 1)
-            step = step_of(tl.sum(mass + more, 1), part_sum, e, KIND)
-            t += step
-            going = tl.max(goes_on(step, part_sum, t, KIND).to(tl.int32), 0)
+    turns = 0
+    while going > 0:
+        mass, part = mass_of(first, t[:, None], e, KIND)
+        more, rest = mass_of(second, t[:, None], e, KIND)
+        mass, part = mass + more, part + rest
+        more, rest = mass_of(third, t[:, None], e, KIND)
+        mass, part = mass + more, part + rest
+        more, rest = mass_of(fourth, t[:, None], e, KIND)
+        part_sum = tl.sum(part + rest, 1)
+        step = step_of(tl.sum(mass + more, 1), part_sum, e, KIND)
+        t += step
+        going = tl.max(goes_on(step, part_sum, t, KIND).to(tl.int32), 0)
+        turns += 1
+        going = tl.where(turns >= TURNS, 0, going)
     return t, base_of(hidden, t, e) == 0.0
 
 

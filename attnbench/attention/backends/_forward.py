@@ -73,17 +73,18 @@ def forward(
     if CAUSAL:
         end = tl.minimum(keys, first + BLOCK_M + ahead)
 
+    by = 1.0 if KIND == TOPK else scale  # top-k is chosen among products
     all_scores = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     if SHORT:
         k = rows_from(keys_of, keys, kn, 0, width, BLOCK_N, WIDTH)
         all_scores = scores_of(
-            q, k, alive_in(valid_of, queries, 0, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N), scale
+            q, k, alive_in(valid_of, queries, 0, first, keys, ahead, CAUSAL, VALID, BLOCK_M, BLOCK_N), by
         )
 
     t = tl.zeros([BLOCK_M], tl.float32)
     if KIND == TOPK:
         m, low, above = extremes_of(
-            q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, end, all_scores,
+            q, keys_of, kn, valid_of, queries, first, keys, width, ahead, by, end, all_scores,
             CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, SHORT,
         )  # fmt: skip
         centre = tl.where(m == float("-inf"), 0.0, m)  # a row without a key
@@ -92,10 +93,11 @@ def forward(
         left = tl.full([BLOCK_M], float("-inf"), tl.float32)
         if tl.max((above > count).to(tl.int32), 0) > 0:
             t, left = _best_from(
-                q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, end, all_scores, centre, t, above,
+                q, keys_of, kn, valid_of, queries, first, keys, width, ahead, by, end, all_scores, centre, t, above,
                 count, CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, SHORT, GRADIENT,
             )  # fmt: skip
         t = halfway(left, t)
+        centre = centre * scale
     else:
         if ROOM > 0:
             centre = tl.load(most + place, mask=row < queries, other=0.0)
@@ -122,7 +124,8 @@ def forward(
         nothing = tl.zeros([BLOCK_M], tl.float32)
         v = rows_from(values_of, keys, vn, 0, value_width, BLOCK_N, VALUE_WIDTH)
         context, through, mass_sum, part_sum = mixed(
-            context, through, nothing, nothing, all_scores, centre, t, e, v, drawn, first, 0, keys, rate,
+            context, through, nothing, nothing, all_scores, scale if KIND == TOPK else 1.0, centre, t, e, v, drawn,
+            first, 0, keys, rate,
             KIND, DROPOUT, GRADIENT, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     else:
@@ -143,27 +146,29 @@ def _best_from(
     CAUSAL: tl.constexpr, VALID: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     SHORT: tl.constexpr, GRADIENT: tl.constexpr,
 ):  # fmt: skip
-    """The least of each row's `count` best scores, and the best of the others; without GRADIENT twice what lies between
-    them. t: no higher, and reached by `above`."""
+    """The least of each row's `count` best products, and the best of the others; without GRADIENT twice what lies
+    between them. t: no higher, and reached by `above`."""
     # The least of a row's `count` best lies in [t, high); at least `count` keys score t or more.
     high = centre + tl.maximum(tl.abs(centre), 1.0) * 1e-6
     going = 1
-    for _ in range(ROUNDS):  # a `while` here is more than Triton 3.6 can lay out
-        if going > 0:
-            step = (high - t) * 0.25
-            one, two, three = t + step, t + 2 * step, t + 3 * step
-            first_count, second_count, third_count = counts_of(
-                q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, end, all_scores,
-                one, two, three, CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, SHORT,
-            )  # fmt: skip
-            between = (two > t) & (two < high) & (above > count)
-            high = tl.where(first_count < count, one, tl.where(second_count < count, two,
-                            tl.where(third_count < count, three, high)))  # fmt: skip
-            above = tl.where(third_count >= count, third_count, tl.where(second_count >= count, second_count,
-                             tl.where(first_count >= count, first_count, above)))  # fmt: skip
-            t = tl.where(third_count >= count, three, tl.where(second_count >= count, two,
-                         tl.where(first_count >= count, one, t)))  # fmt: skip
-            going = tl.max((between & (above > count)).to(tl.int32), 0)
+    turns = 0
+    while going > 0:
+        step = (high - t) * 0.25
+        one, two, three = t + step, t + 2 * step, t + 3 * step
+        first_count, second_count, third_count = counts_of(
+            q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, end, all_scores,
+            one, two, three, CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, SHORT,
+        )  # fmt: skip
+        between = (two > t) & (two < high) & (above > count)
+        high = tl.where(first_count < count, one, tl.where(second_count < count, two,
+                        tl.where(third_count < count, three, high)))  # fmt: skip
+        above = tl.where(third_count >= count, third_count, tl.where(second_count >= count, second_count,
+                         tl.where(first_count >= count, first_count, above)))  # fmt: skip
+        t = tl.where(third_count >= count, three, tl.where(second_count >= count, two,
+                     tl.where(first_count >= count, one, t)))  # fmt: skip
+        going = tl.max((between & (above > count)).to(tl.int32), 0)
+        turns += 1
+        going = tl.where(turns >= ROUNDS, 0, going)
     if not GRADIENT:
         return t, t
     return edges_of(

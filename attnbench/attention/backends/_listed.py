@@ -231,26 +231,30 @@ def mix(
     if KIND == TOPK:
         stay = number
         going = 1
-        for _ in range(ROOM):  # the least listed goes while `count` are left without it
-            if going > 0:
-                least = tl.min(tl.where(s > left[:, None], s, float("inf")), 1)
-                rest = stay - tl.sum((s == least[:, None]).to(tl.int32), 1)
-                falls = rest >= count
-                left = tl.where(falls, least, left)
-                stay = tl.where(falls, rest, stay)
-                going = tl.max(falls.to(tl.int32), 0)
+        turns = 0
+        while going > 0:
+            least = tl.min(tl.where(s > left[:, None], s, float("inf")), 1)
+            rest = stay - tl.sum((s == least[:, None]).to(tl.int32), 1)
+            falls = rest >= count
+            left = tl.where(falls, least, left)
+            stay = tl.where(falls, rest, stay)
+            going = tl.max(falls.to(tl.int32), 0)
+            turns += 1
+            going = tl.where(turns >= ROOM, 0, going)
         least = tl.min(tl.where(s > left[:, None], s, float("inf")), 1)
         t = halfway(tl.maximum(left, t), least)
         mass = tl.where(s > left[:, None], tl.exp(d), 0.0)
         part = mass
     else:
         going = 1
-        for _ in range(ROUNDS):
-            if going > 0:
-                mass_sum, part_sum = sums_of(d, t, e, KIND)
-                step = step_of(mass_sum, part_sum, e, KIND)
-                t += step
-                going = tl.max(goes_on(step, part_sum, t, KIND).to(tl.int32), 0)
+        turns = 0
+        while going > 0:
+            mass_sum, part_sum = sums_of(d, t, e, KIND)
+            step = step_of(mass_sum, part_sum, e, KIND)
+            t += step
+            going = tl.max(goes_on(step, part_sum, t, KIND).to(tl.int32), 0)
+            turns += 1
+            going = tl.where(turns >= ROUNDS, 0, going)
         mass, part = mass_of(d, t[:, None], e, KIND)
         mass, part = tl.where(s > float("-inf"), mass, 0.0), tl.where(s > float("-inf"), part, 0.0)
     shared = tl.sum(mass, 1)

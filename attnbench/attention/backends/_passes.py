@@ -14,14 +14,16 @@ import triton.language as tl
 from attnbench.attention.backends._blocks import (
     PRECISION,
     ROUNDS,
+    factor_of,
     rows_from,
     scores_at,
+    shift_of,
     sums_of,
-    weights_of,
+    weights_at,
 )
 from attnbench.attention.backends._classes import taken, taken_pair
 from attnbench.attention.backends._dropout import kept_in
-from attnbench.attention.transforms._climb import TOPK, goes_on, step_of
+from attnbench.attention.transforms._climb import TOPK, goes_on, mass_of, step_of
 
 
 @triton.jit
@@ -193,11 +195,16 @@ def weight_of(
 
 @triton.jit
 def mixed(
-    context, through, mass_sum, part_sum, s, centre, t, e, v, drawn, first_query, first_key, keys, rate,
+    context, through, mass_sum, part_sum, s, scale, centre, t, e, v, drawn, first_query, first_key, keys, rate,
     KIND: tl.constexpr, DROPOUT: tl.constexpr, GRADIENT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """What a block of keys adds to the contexts, and to what backward needs."""
-    mass, part = weights_of(s, t, centre, e, KIND)
+    """What a block of keys adds to the contexts, and to what backward needs. s: products, scores by `scale`. t: of
+    top-k the least product that is kept, of the others the threshold, below `centre`."""
+    if KIND == TOPK:
+        shift = shift_of(t, centre, e, KIND)
+        mass, part = weights_at(s, t[:, None], shift[:, None], factor_of(scale, e, KIND), e, KIND)
+    else:  # whose large scores lose no digits by the threshold
+        mass, part = mass_of(s * scale - centre[:, None], t[:, None], e, KIND)
     mass_sum += tl.sum(mass, 1)
     if KIND != TOPK:
         part_sum += tl.sum(part, 1)
@@ -219,25 +226,26 @@ def mixed_of(
     KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr, GRADIENT: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Values mixed by weights, and by the part of these that the gradient goes through, and the sums of both."""
+    """Values mixed by weights, and by the part of these that the gradient goes through, and the sums of both. t: as in
+    `mixed`."""
     context = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)
     through = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)
     mass_sum = tl.zeros([BLOCK_M], tl.float32)
     part_sum = tl.zeros([BLOCK_M], tl.float32)
     for n in range(0, whole, BLOCK_N):
         k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH, FULL)
-        s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, False, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        s = scores_at(q, k, valid, queries, n, first, keys, ahead, 1.0, False, CAUSAL, VALID, BLOCK_M, BLOCK_N)
         v = rows_from(values_of, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH, FULL)
         context, through, mass_sum, part_sum = mixed(
-            context, through, mass_sum, part_sum, s, centre, t, e, v, drawn, first, n, keys, rate,
+            context, through, mass_sum, part_sum, s, scale, centre, t, e, v, drawn, first, n, keys, rate,
             KIND, DROPOUT, GRADIENT, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     for n in range(whole, end, BLOCK_N):
         k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH)
-        s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        s = scores_at(q, k, valid, queries, n, first, keys, ahead, 1.0, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
         v = rows_from(values_of, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH)
         context, through, mass_sum, part_sum = mixed(
-            context, through, mass_sum, part_sum, s, centre, t, e, v, drawn, first, n, keys, rate,
+            context, through, mass_sum, part_sum, s, scale, centre, t, e, v, drawn, first, n, keys, rate,
             KIND, DROPOUT, GRADIENT, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     return context, through, mass_sum, part_sum

@@ -22,7 +22,7 @@ from attnbench.attention.backends._blocks import (
 from attnbench.attention.backends._classes import kth_of, root_of
 from attnbench.attention.backends._dropout import drawn_for
 from attnbench.attention.backends._passes import around_of, largest_of, mixed_of, root_from
-from attnbench.attention.transforms._climb import ENTMAX15, SPARSEMAX, TOPK, goes_on, step_of
+from attnbench.attention.transforms._climb import ENTMAX15, TOPK, goes_on, step_of
 
 
 @triton.jit
@@ -48,9 +48,10 @@ def peaks(
     if CAUSAL:
         end = tl.minimum(keys, first + BLOCK_M + ahead)
 
+    by = 1.0 if KIND == TOPK else scale  # top-k is chosen among products
     one, two, three, four = largest_of(
-        q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end,
-        CAUSAL, VALID, WIDTH, BLOCK_M, CLASSES, FULL, KIND == SPARSEMAX,
+        q, keys_of, kn, valid_of, queries, first, keys, width, ahead, by, whole, end,
+        CAUSAL, VALID, WIDTH, BLOCK_M, CLASSES, FULL, KIND != ENTMAX15,
     )  # fmt: skip
     m = tl.max(one, 1)
     centre = tl.where(m == float("-inf"), 0.0, m)  # a row without a key
@@ -60,46 +61,53 @@ def peaks(
         unsure = rows & (sure == 0)
         high = centre  # `count` scores reach t, and fewer lie above high
         going = tl.max(unsure.to(tl.int32), 0)
-        for _ in range(ROUNDS):
-            if going > 0:
-                middle = t + (high - t) * 0.5
-                over, over_middle, next_up, below = around_of(
-                    q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, end, t, middle,
-                    CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N,
-                )  # fmt: skip
-                low, far = unsure & (over >= count), over_middle >= count
-                left = tl.where(unsure, below, left)
-                high = tl.where(far | (middle != middle), high, middle)
-                t = tl.where(low, tl.where(far, tl.maximum(next_up, middle), next_up), t)
-                going = tl.max(low.to(tl.int32), 0)
+        turns = 0
+        while going > 0:
+            middle = t + (high - t) * 0.5
+            over, over_middle, next_up, below = around_of(
+                q, keys_of, kn, valid_of, queries, first, keys, width, ahead, by, end, t, middle,
+                CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N,
+            )  # fmt: skip
+            low, far = unsure & (over >= count), over_middle >= count
+            left = tl.where(unsure, below, left)
+            high = tl.where(far | (middle != middle), high, middle)
+            t = tl.where(low, tl.where(far, tl.maximum(next_up, middle), next_up), t)
+            going = tl.max(low.to(tl.int32), 0)
+            turns += 1
+            going = tl.where(turns >= ROUNDS, 0, going)
         t = halfway(left, t)
+        centre = centre * scale
     else:
         t, sure = root_of(one, two, three, four, centre, e, KIND, BLOCK_M)
         none = one  # of the scores of all keys, which no program holds
-        if KIND == SPARSEMAX:  # noqa: SIM102 - decided when compiled, so not one condition
+        if KIND != ENTMAX15:  # noqa: SIM102 - decided when compiled, so not one condition
             if tl.max((rows & (sure == 0)).to(tl.int32), 0) > 0:
                 t = root_from(
                     q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end, none, centre, t, e,
                     KIND, CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, False, FULL,
                 )  # fmt: skip
 
-    context = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)
-    through = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)
-    mass_sum = tl.zeros([BLOCK_M], tl.float32)
-    part_sum = tl.zeros([BLOCK_M], tl.float32)
     drawn = drawn_for(seed, bh, DROPOUT)
-    going = 1
-    for _ in range(ROUNDS if KIND == ENTMAX15 else 1):  # again, where the sum of weights tells that there are others
-        if going > 0:
+    context, through, mass_sum, part_sum = mixed_of(
+        q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end, values_of, vn, value_width,
+        centre, t, e, drawn, rate,
+        KIND, CAUSAL, VALID, DROPOUT, GRADIENT, WIDTH, VALUE_WIDTH, BLOCK_M, BLOCK_N, FULL,
+    )  # fmt: skip
+    if KIND == ENTMAX15:  # again, where the sum of weights tells that there are others
+        step = tl.where(rows, step_of(mass_sum, part_sum, e, KIND), 0.0)
+        going = tl.max(goes_on(step, part_sum, t, KIND).to(tl.int32), 0)
+        turns = 0
+        while going > 0:
+            t += step
             context, through, mass_sum, part_sum = mixed_of(
                 q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end, values_of, vn,
                 value_width, centre, t, e, drawn, rate,
                 KIND, CAUSAL, VALID, DROPOUT, GRADIENT, WIDTH, VALUE_WIDTH, BLOCK_M, BLOCK_N, FULL,
             )  # fmt: skip
-            if KIND == ENTMAX15:
-                step = tl.where(rows, step_of(mass_sum, part_sum, e, KIND), 0.0)
-                going = tl.max(goes_on(step, part_sum, t, KIND).to(tl.int32), 0)
-                t = tl.where(going > 0, t + step, t)
+            step = tl.where(rows, step_of(mass_sum, part_sum, e, KIND), 0.0)
+            turns += 1
+            going = tl.max(goes_on(step, part_sum, t, KIND).to(tl.int32), 0)
+            going = tl.where(turns >= ROUNDS, 0, going)
     store_rows(
         out + b * ob + h * oh, om, slope + bh * queries * value_width, threshold, most, inverse, row, place, rows,
         context, through, mass_sum, part_sum, centre, t, value_width, KIND, GRADIENT, VALUE_WIDTH,

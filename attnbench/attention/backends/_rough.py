@@ -2,10 +2,10 @@
 last digit before values are mixed.
 
 `thresholds` goes over the keys once, for the four largest scores of each class (_classes.py) in float16, of which a GPU
-compares two at a time and holds twice as many. Where rounding may move a threshold by much, or a key beside these by
-anything, it goes over all of them again. `contexts` mixes the values, and moves each threshold by the step d that the
-sum of its row's weights tells: with r = 1 + (score - threshold) / 2, weights r^2 become (r - d)^2 = r^2 - 2 d r, but
-for d^2, which rounding hides.
+compares two at a time and holds twice as many. `contexts` mixes the values, and moves each threshold by the step d that
+the sum of its row's weights tells: with r = 1 + (score - threshold) / 2, weights r^2 become (r - d)^2 = r^2 - 2 d r, but
+for d^2, which rounding hides. Where it does not, for a key beside the four of a class or for coarse scores, values are
+mixed again.
 """
 
 # The parameters of kernels are written as Triton reads them: `tl.constexpr` is decided when a kernel is compiled.
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from attnbench.attention.backends._blocks import ROUNDS, rows_from, scores_at, seen_by_all, store_rows
-from attnbench.attention.backends._classes import TURNS, left_over, left_over_pair, start_of, taken, taken_pair
+from attnbench.attention.backends._classes import TURNS, start_of, taken, taken_pair
 from attnbench.attention.backends._dropout import drawn_for
 from attnbench.attention.backends._passes import best_of, mixed_of
 from attnbench.attention.transforms._climb import ENTMAX15
@@ -27,26 +27,26 @@ ROUGH: tl.constexpr = tl.constexpr(5e-3)
 """A step of Newton's method (of r) by less ends the search among the largest scores: some 1e-5 are left to go then."""
 SMALL: tl.constexpr = tl.constexpr(0.1)
 """One by less, in parts of the mean r of all keys that have a weight, ends the search among all: the next is half of
-its square at most, of which `contexts` loses the square."""
+its square at most."""
+CLOSE: tl.constexpr = tl.constexpr(5e-3)
+"""One by less, in the same parts, is made good after values are mixed: by so much their mean under r is off."""
 NEAR: tl.constexpr = tl.constexpr(1e-3)
-"""But not one back by more, on which keys come in that it did not know of: r is rounded by less."""
-MANY: tl.constexpr = tl.constexpr(20.0)
-"""From so many keys with a weight on, over the sum of their r, their rounding shows in the mean under r of values."""
-COARSE: tl.constexpr = tl.constexpr(4.0)
-"""From this difference of two scores on, float16 rounds by more than 1e-3: too much for `contexts` to make good."""
+"""But not one back by more, on which keys come in that it did not know of."""
+CROWDED: tl.constexpr = tl.constexpr(3.5)
+"""From so many classes on of which all four have a weight, others of them have, too: all keys are searched."""
 FAR: tl.constexpr = tl.constexpr(32.0)
-"""From this one on, by so much that a row might be left without a weight."""
+"""From this difference of two scores on, float16 rounds by so much that a row might be left without a weight."""
 
 
 @triton.jit
 def thresholds(
-    query, key, threshold, most, valid, excess, qb, qh, qm, kb, kh, kn, valid_b,
+    query, key, threshold, most, number, valid, excess, qb, qh, qm, kb, kh, kn, valid_b,
     heads, queries, keys, width, ahead, scale,
     CAUSAL: tl.constexpr, VALID: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """The threshold of each row of one block of queries, to some 1e-3, and its largest score, rounded. FULL: as in
-    `forward`."""
+    """The threshold of each row of one block of queries, to some 1e-3; its largest score, rounded; and about how many
+    keys have a weight. FULL: as in `forward`."""
     blocks = tl.cdiv(queries, BLOCK_M)
     block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
@@ -60,14 +60,16 @@ def thresholds(
     if CAUSAL:
         end = tl.minimum(keys, first + BLOCK_M + ahead)
 
-    one, two, three, four, lost, base = _largest_of(
+    one, two, three, four, base = _largest_of(
         q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end,
         CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, FULL,
     )  # fmt: skip
     top = tl.cast(tl.max(one, 1), tl.float32)
-    t, close = _root_of(one, two, three, four, lost, top, BLOCK_M)
+    t, known, crowded = _root_of(one, two, three, four, top, BLOCK_M)
     centre = base + top
-    if tl.max((rows & ((tl.abs(top) < FAR) == 0)).to(tl.int32), 0) > 0:  # NaN too, and rows without a key
+    far = (tl.abs(top) < FAR) == 0  # NaN too, and rows without a key
+    going = tl.max((rows & (far | crowded)).to(tl.int32), 0)
+    if tl.max((rows & far).to(tl.int32), 0) > 0:
         best = best_of(
             q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, end,
             CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N,
@@ -75,19 +77,27 @@ def thresholds(
         top = tl.max(best, 1)
         centre = tl.where(top == float("-inf"), 0.0, top)
         t = start_of(best - centre[:, None], e, ENTMAX15, BLOCK_M)
-    going = tl.max((rows & (close == 0)).to(tl.int32), 0)
-    for _ in range(ROUNDS):
-        if going > 0:
-            mass_sum, part_sum, number = _sums_of(
-                q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end, centre, t,
-                CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, FULL,
-            )  # fmt: skip
-            step = _step_of(mass_sum, part_sum)
-            t += 2.0 * step
-            large = (step < -NEAR) | (tl.abs(step) * number > SMALL * part_sum)
-            going = tl.max((rows & large).to(tl.int32), 0)
+    turns = 0
+    while going > 0:
+        mass_sum, part_sum, known = _sums_of(
+            q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end, centre, t,
+            CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, FULL,
+        )  # fmt: skip
+        step = _step_of(mass_sum, part_sum)
+        t += 2.0 * step
+        going = tl.max((rows & _is_large(step, part_sum, known, SMALL)).to(tl.int32), 0)
+        turns += 1
+        going = tl.where(turns >= ROUNDS, 0, going)
     tl.store(threshold + place, t, mask=rows)
     tl.store(most + place, centre, mask=rows)
+    tl.store(number + place, known, mask=rows)
+
+
+@triton.jit
+def _is_large(step, part_sum, number, least):
+    """Whether a step of Newton's method is no last one. number: of keys that have a weight, of which r sums to
+    `part_sum`."""
+    return (step < -NEAR) | (tl.abs(step) * number > least * part_sum)
 
 
 @triton.jit
@@ -96,15 +106,15 @@ def _largest_of(
     CAUSAL: tl.constexpr, VALID: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """The four largest scores of each class of keys, and the largest beside these, less `base`, the largest of each
-    row's first block of keys, so that their rounding is one of differences."""
+    """The four largest scores of each class of keys, less `base`, the largest of each row's first block of keys, so that
+    their rounding is one of differences."""
     k = rows_from(keys_of, keys, kn, 0, width, BLOCK_N, WIDTH)
     s = scores_at(q, k, valid, queries, 0, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
     base = tl.max(s, 1)
     base = tl.where(base == float("-inf"), 0.0, base)
     one = (s - base[:, None]).to(tl.float16)
     two = tl.full([BLOCK_M, BLOCK_N], float("-inf"), tl.float16)
-    three, four, lost = two, two, two
+    three, four = two, two
     paired = BLOCK_N + tl.maximum(whole - BLOCK_N, 0) // (2 * BLOCK_N) * (2 * BLOCK_N)
     for n in range(BLOCK_N, paired, 2 * BLOCK_N):
         k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH, FULL)
@@ -114,27 +124,23 @@ def _largest_of(
         k = rows_from(keys_of, keys, kn, at, width, BLOCK_N, WIDTH, FULL)
         s = scores_at(q, k, valid, queries, at, first, keys, ahead, scale, False, CAUSAL, VALID, BLOCK_M, BLOCK_N)
         other = (s - base[:, None]).to(tl.float16)
-        lost = tl.maximum(lost, left_over_pair(half, other, three, four))
         one, two, three, four = taken_pair(half, other, one, two, three, four)
     for n in range(paired, whole, BLOCK_N):
         k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH, FULL)
         s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, False, CAUSAL, VALID, BLOCK_M, BLOCK_N)
         half = (s - base[:, None]).to(tl.float16)
-        lost = tl.maximum(lost, left_over(half, one, two, three, four))
         one, two, three, four = taken(half, one, two, three, four)
     for n in range(tl.maximum(whole, BLOCK_N), end, BLOCK_N):
         k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH)
         s = scores_at(q, k, valid, queries, n, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
         half = (s - base[:, None]).to(tl.float16)
-        lost = tl.maximum(lost, left_over(half, one, two, three, four))
         one, two, three, four = taken(half, one, two, three, four)
-    return one, two, three, four, lost, base
+    return one, two, three, four, base
 
 
 @triton.jit
-def _root_of(first, second, third, fourth, lost, top, BLOCK_M: tl.constexpr):
-    """The threshold of each row, from its largest score `top`, and whether it is close: rounding is small, few keys
-    have a weight, and no lost one has."""
+def _root_of(first, second, third, fourth, top, BLOCK_M: tl.constexpr):
+    """The threshold of each row, from its largest score `top`; how many keys have a weight; and whether others have."""
     most = top.to(tl.float16)
     # halves of differences in float16, as they stay: float32 would take twice the registers
     first, second = (first - most[:, None]) * 0.5, (second - most[:, None]) * 0.5
@@ -146,23 +152,32 @@ def _root_of(first, second, third, fourth, lost, top, BLOCK_M: tl.constexpr):
         below, part_sum = _lowered(below, part * part, part)
     part_sum = tl.zeros([BLOCK_M], tl.float32)
     going = 1
-    for _ in range(TURNS):
-        if going > 0:
-            one = tl.maximum(first + below[:, None], nothing)
-            two = tl.maximum(second + below[:, None], nothing)
-            three = tl.maximum(third + below[:, None], nothing)
-            four = tl.maximum(fourth + below[:, None], nothing)
-            lower, part_sum = _lowered(
-                below, one * one + two * two + three * three + four * four, one + two + three + four
-            )  # fmt: skip
-            going = tl.max((below.to(tl.float32) - lower.to(tl.float32) > ROUGH).to(tl.int32), 0)
-            below = lower
-    # as many at most: where a class has two, it may have four; with those that rounding may have taken a weight from
-    edge = tl.full([1, 1], -NEAR, tl.float16)
-    some = (first + below[:, None] > edge).to(tl.float16) + 3.0 * (second + below[:, None] > edge).to(tl.float16)
-    few = tl.sum(some.to(tl.float32), 1) <= MANY * part_sum
-    hidden = (tl.max(lost, 1) - most) * 0.5 + below
-    return 2.0 - 2.0 * below.to(tl.float32), (tl.abs(top) < COARSE) & few & (hidden <= -NEAR)
+    turns = 0
+    while going > 0:
+        one = tl.maximum(first + below[:, None], nothing)
+        two = tl.maximum(second + below[:, None], nothing)
+        three = tl.maximum(third + below[:, None], nothing)
+        four = tl.maximum(fourth + below[:, None], nothing)
+        lower, part_sum = _lowered(
+            below, one * one + two * two + three * three + four * four, one + two + three + four
+        )  # fmt: skip
+        going = tl.max((below.to(tl.float32) - lower.to(tl.float32) > ROUGH).to(tl.int32), 0)
+        below = lower
+        turns += 1
+        going = tl.where(turns >= TURNS, 0, going)
+    full = tl.sum(_there(fourth, below).to(tl.float32), 1)
+    known = _there(first, below) + _there(second, below) + _there(third, below)
+    # as many more of a class of which all four have a weight
+    known = tl.sum(known.to(tl.float32), 1) + 5.0 * full
+    return 2.0 - 2.0 * below.to(tl.float32), known, full > CROWDED
+
+
+@triton.jit
+def _there(difference, below):
+    """1 for a key with a weight, and for one from which rounding may have taken it; else 0."""
+    nothing, one = tl.full([1, 1], 0.0, tl.float16), tl.full([1, 1], 1.0, tl.float16)
+    steep = tl.full([1, 1], 1024.0, tl.float16)  # some r are counted in part
+    return tl.minimum(tl.maximum(difference * steep + (below[:, None] * steep + one), nothing), one)
 
 
 @triton.jit
@@ -223,7 +238,8 @@ def contexts(
     CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr, GRADIENT: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """What `forward` makes of one block of queries, from what `thresholds` left."""
+    """What `forward` makes of one block of queries, from what `thresholds` left. inverse: there, how many keys have a
+    weight."""
     blocks = tl.cdiv(queries, BLOCK_M)
     block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
@@ -238,12 +254,24 @@ def contexts(
     t = tl.load(threshold + place, mask=rows, other=0.0)
     centre = tl.load(most + place, mask=rows, other=0.0)
     drawn = drawn_for(seed, bh, DROPOUT)
-    context, through, mass_sum, part_sum = mixed_of(
-        q, key + b * kb + h * kh, kn, valid + b * valid_b, queries, first, keys, width, ahead, scale, whole, end,
-        value + b * vb + h * vh, vn, value_width, centre, t, e, drawn, rate,
-        ENTMAX15, CAUSAL, VALID, DROPOUT, True, WIDTH, VALUE_WIDTH, BLOCK_M, BLOCK_N, FULL,
-    )  # fmt: skip
-    step = _step_of(mass_sum, part_sum)
+    number = tl.load(inverse + place, mask=rows, other=0.0)
+    keys_of, values_of, valid_of = key + b * kb + h * kh, value + b * vb + h * vh, valid + b * valid_b
+    context = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)
+    through = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)
+    part_sum = tl.zeros([BLOCK_M], tl.float32)
+    mass_sum, step = part_sum, part_sum
+    going, turns = 1, 0
+    while going > 0:
+        t += 2.0 * step
+        context, through, mass_sum, part_sum = mixed_of(
+            q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end, values_of, vn, value_width,
+            centre, t, e, drawn, rate,
+            ENTMAX15, CAUSAL, VALID, DROPOUT, True, WIDTH, VALUE_WIDTH, BLOCK_M, BLOCK_N, FULL,
+        )  # fmt: skip
+        step = _step_of(mass_sum, part_sum)
+        turns += 1
+        going = tl.max((rows & _is_large(step, part_sum, number, CLOSE)).to(tl.int32), 0)
+        going = tl.where(turns >= ROUNDS, 0, going)
     moved = 2.0 * step[:, None] * through
     context -= tl.where(tl.abs(through) < float("inf"), moved, 0.0)  # an infinite value stays infinite
     mass_sum -= 2.0 * step * part_sum

@@ -70,7 +70,7 @@ _TILES: dict[_Part | tuple[_Part, int], _Tile] = {
     ("key", 3): _Tile(64, 64, 3, 168),
 }
 """By kernel, some by kind, for heads of at most 64 in half precision: the fastest of those measured on an H200."""
-_CLASSES: dict[int, int] = {0: 32, 1: 32, 2: 64}
+_CLASSES: dict[int, int] = {0: 32, 1: 32, 2: 64, 3: 32}
 """Of how many classes of keys the four largest scores are kept, by kind, for a first search (_classes.py)."""
 _FEW = 32
 """The largest k of top-k that is searched for among them."""
@@ -118,6 +118,8 @@ def attend(
     if interpreted() and wide == torch.bfloat16:  # whose bits Triton's interpreter would multiply as whole numbers
         wide = torch.float32
     query, keys, held = query.to(wide), keys.to(wide), values.to(wide)
+    if scale <= 0:  # of keys the best have the largest products, to the kernels
+        query, scale = query * (-1.0 if scale < 0 else 0.0), abs(scale) or 1.0
     heads, excess = query.shape[1], transform.excess
     if isinstance(excess, Tensor):
         excess = excess.float().clamp(min=LEAST).flatten().expand(heads).contiguous()
@@ -127,7 +129,7 @@ def attend(
     seed = torch.randint(1 << 62, (1,), device=query.device) if dropout else None
     given = _Given(
         _KINDS[transform.kind], transform.k or _ALL, scale, causal, min(dropout, _MOST_DROPPED),
-        _room(transform, query, keys, scale),
+        _room(transform, query, keys),
     )  # fmt: skip
     context: Tensor = _Attention.apply(query, keys, held, excess, valid, seed, given)  # pyright: ignore[reportAssignmentType]
     return context.to(values.dtype)
@@ -139,11 +141,11 @@ def _constant(value: float, heads: int, device: torch.device) -> Tensor:
         return torch.full((heads,), value, device=device)
 
 
-def _room(transform: Fused, query: Tensor, keys: Tensor, scale: float) -> int:
+def _room(transform: Fused, query: Tensor, keys: Tensor) -> int:
     """How many keys are listed for a row; 0: none, where rows are short or hold many weights, and where gradients must
     not depend on the order in which a GPU adds."""
     room = _ROOM.get(transform.kind, 0)
-    short = keys.shape[2] < LONG.get(transform.kind, 0) or query.shape[2] < FEWEST or scale <= 0
+    short = keys.shape[2] < LONG.get(transform.kind, 0) or query.shape[2] < FEWEST
     dense = transform.kind == "topk" and (transform.k or _ALL) > room // 2
     return 0 if short or dense or torch.are_deterministic_algorithms_enabled() else room
 
@@ -323,7 +325,7 @@ def _mix_roughly(made: tuple[Tensor, ...], seed: Tensor, given: _Given, *, maske
     and write."""
     module = kernels()
     assert module is not None
-    query, keys, values, out, _, threshold, most, _, mask, excess = made
+    query, keys, values, out, _, threshold, most, inverse, mask, excess = made
     batch, heads, rows, width = query.shape
     q, k, v, o = (each.stride()[:3] for each in (query, keys, values, out))
     size, ahead = (heads, rows, keys.shape[2], width), keys.shape[2] - rows
@@ -331,7 +333,7 @@ def _mix_roughly(made: tuple[Tensor, ...], seed: Tensor, given: _Given, *, maske
     where = {"CAUSAL": given.causal, "VALID": masked, "FULL": _fills(query, values, sizes)}
     of_scores = {name: size for name, size in sizes.items() if name != "VALUE_WIDTH"}
     module.rough.thresholds[_grid(rows, sizes["BLOCK_M"], batch * heads)](
-        query, keys, threshold, most, mask, excess, *q, *k, mask.stride(0), *size, ahead, given.scale,
+        query, keys, threshold, most, inverse, mask, excess, *q, *k, mask.stride(0), *size, ahead, given.scale,
         **where, **of_scores,
     )  # fmt: skip
     sizes = _sizes(query, keys, values, "contexts", given.kind)
@@ -357,11 +359,10 @@ def _lists(query: Tensor, room: int) -> _Listed:
 
 
 def _classes(given: _Given, dtype: torch.dtype) -> int:
-    """Of how many classes of keys the largest scores are kept, at most; 0: more keys may have a weight than these tell,
-    or the scale turns scores about. As many as a tile has keys in float32 and in the interpreter, where another width
-    may round otherwise."""
-    many = given.scale <= 0 or (given.kind == _KINDS["topk"] and given.k > _FEW)
-    if many or given.kind not in _CLASSES:
+    """Of how many classes of keys the largest scores are kept, at most; 0: more keys may have a weight than these tell.
+    As many as a tile has keys in float32 and in the interpreter, where another width may round otherwise."""
+    many = given.kind == _KINDS["topk"] and given.k > _FEW
+    if many:
         return 0
     dense = given.kind == _KINDS["topk"] and given.k > _SCATTERED
     return 64 if dense or interpreted() or dtype == torch.float32 else _CLASSES[given.kind]

@@ -23,6 +23,8 @@ LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 PLAIN: tl.constexpr = tl.constexpr(interpreted() or torch.version.hip is not None)
 """Without instructions of NVIDIA's."""
+STEEP: tl.constexpr = tl.constexpr(0.1)
+"""From this alpha - 1 on, logarithms have digits enough without a series."""
 SETTLED: tl.constexpr = tl.constexpr(2e-6)
 """Masses that sum to so little more than 1 end the search."""
 DIGIT: tl.constexpr = tl.constexpr(1.2e-7)
@@ -36,11 +38,13 @@ def base_of(d, t, e):
 
 
 @triton.jit
-def log_over_e(x, e):
-    """log(1 + x) / e, of x > -1: with all its digits where e is small."""
-    series = x * (1.0 - x * (1 / 2 - x * (1 / 3 - x * (1 / 4 - x * (1 / 5 - x / 6)))))
-    r = tl.maximum(1.0 + x, 1e-37, propagate_nan=tl.PropagateNan.ALL)
-    return tl.where(tl.abs(x) < SMALL, series, _log2(r) * LN2) * (1.0 / e)
+def log_over_e(x, e, least=None):
+    """log(1 + x) / e, of x > -1: with all its digits where e is small. least: as in `mass_of`."""
+    log = _log2(tl.maximum(1.0 + x, 1e-37, propagate_nan=tl.PropagateNan.ALL)) * LN2
+    if (e if least is None else least) < STEEP:
+        series = x * (1.0 - x * (1 / 2 - x * (1 / 3 - x * (1 / 4 - x * (1 / 5 - x / 6)))))
+        log = tl.where(tl.abs(x) < SMALL, series, log)
+    return log * (1.0 / e)
 
 
 @triton.jit
@@ -55,15 +59,15 @@ def _log2(r):
 
 
 @triton.jit
-def mass_of(d, t, e, KIND: tl.constexpr):
-    """p = r^(1/e), and its part r^(1/e - 1) that the gradient goes through."""
+def mass_of(d, t, e, KIND: tl.constexpr, least=None):
+    """p = r^(1/e), and its part r^(1/e - 1) that the gradient goes through. least: of several e the least."""
     if KIND == SPARSEMAX or KIND == ENTMAX15:  # noqa: SIM109 - which Triton cannot read
         return mass_at(base_of(d, t, e), e, KIND)
-    return mass_at(e * (d - t), e, KIND)
+    return mass_at(e * (d - t), e, KIND, least)
 
 
 @triton.jit
-def mass_at(x, e, KIND: tl.constexpr):
+def mass_at(x, e, KIND: tl.constexpr, least=None):
     """The same, from r or less; of a general alpha from r - 1, which keeps its digits."""
     if KIND == SPARSEMAX:
         mass = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
@@ -73,7 +77,10 @@ def mass_at(x, e, KIND: tl.constexpr):
         mass = part * part
     else:
         r = tl.maximum(1.0 + x, 0.0, propagate_nan=tl.PropagateNan.ALL)
-        part = tl.where(r <= 0.0, 0.0, tl.exp2(log_over_e(x, e) * ((1.0 - e) * LOG2E)))
+        if (e if least is None else least) < STEEP:
+            part = tl.where(r <= 0.0, 0.0, tl.exp2(log_over_e(x, e, least) * ((1.0 - e) * LOG2E)))
+        else:
+            part = tl.exp2(_log2(r) * tl.maximum((1.0 - e) / e, 1e-30))  # 0 of 0 for e = 1, too
         mass = part * r
     return mass, part
 

@@ -95,19 +95,20 @@ def weigh(
                 best = best | (alive & kept)
             mass = tl.where(best, mass, 0.0)
     else:
-        e = tl.load(excess + _place(row, middle, inner, eo, em, ei), mask=here, other=1.0)[:, None]
+        e = tl.load(excess + _place(row, middle, inner, eo, em, ei), mask=here, other=1.0)
+        least, e = tl.min(e, 0), e[:, None]
         t = tl.zeros([ROWS], tl.float32)
         rounds = 0
         going = 1
         while going > 0:
-            mass, part = mass_of(d, t[:, None], e, KIND)
+            mass, part = mass_of(d, t[:, None], e, KIND, least)
             held = tl.sum(part, 1)
             step = step_of(tl.sum(mass, 1), held, tl.sum(e, 1), KIND)
             t += step
             rounds += 1
             going = tl.max(goes_on(step, held, t, KIND).to(tl.int32), 0)
             going = tl.where(rounds >= ROUNDS, 0, going)
-        mass, _ = mass_of(d, t[:, None], e, KIND)
+        mass, _ = mass_of(d, t[:, None], e, KIND, least)
     mass = tl.where(alive, mass, 0.0)
     weights = mass / tl.maximum(tl.sum(mass, 1), TINY)[:, None]
     weights = tl.where(alive & spoilt[:, None], float("nan"), weights)

@@ -21,7 +21,7 @@ from attnbench.attention.backends import _backward, _forward, _listed, _peaks, _
 from attnbench.attention.transforms import _bounded_kernels, _row_kernels
 
 HALF = {"query", "key", "value", "out", "upstream", "query_slope", "slope"}
-WHOLE = {"threshold", "most", "inverse", "shift", "excess", "mean", "alpha_slope", "key_slope", "value_slope",
+WHOLE = {"threshold", "most", "inverse", "number", "shift", "excess", "mean", "alpha_slope", "key_slope", "value_slope",
          "scores", "weights", "grad", "alphas", "bounds", "upper",
          "to_scores", "to_upper"}
 NUMBERS = {"found", "crowded", "lists"}

@@ -93,14 +93,13 @@ def test_more_ties_than_a_list_has_room_for_keep_their_weights_however_their_sco
 
 def test_which_rows_are_listed():
     query, long, short = (torch.randn(1, 1, count, 4) for count in (64, fused.LONG["topk"], fused.LONG["topk"] - 1))
-    assert fused._room(Fused("topk", 8), query, long, 1.0)
-    assert not fused._room(Fused("topk", 8), query, short, 1.0)
-    assert not fused._room(Fused("topk", 8), query[:, :, 1:], long, 1.0)
-    assert not fused._room(Fused("topk", 33), query, long, 1.0)
-    assert not fused._room(Fused("softmax"), query, long, 1.0)
-    assert not fused._room(Fused("topk", 8), query, long, -1.0)
+    assert fused._room(Fused("topk", 8), query, long)
+    assert not fused._room(Fused("topk", 8), query, short)
+    assert not fused._room(Fused("topk", 8), query[:, :, 1:], long)
+    assert not fused._room(Fused("topk", 33), query, long)
+    assert not fused._room(Fused("softmax"), query, long)
     torch.use_deterministic_algorithms(True)
     try:
-        assert not fused._room(Fused("topk", 8), query, long, 1.0)
+        assert not fused._room(Fused("topk", 8), query, long)
     finally:
         torch.use_deterministic_algorithms(False)
