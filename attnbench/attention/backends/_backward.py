@@ -110,7 +110,8 @@ def backward_query(
     e = tl.load(excess + h)
     below = _shift_of(t, centre, share, e, KIND)
     tl.store(shift + place, below, mask=there)
-    factor = factor_of(scale, e, KIND)
+    factor = factor_of(1.0, e, KIND)
+    t = t * scale if KIND == TOPK else t  # scores here, not products: with these ptxas runs its products one by one
     drawn = drawn_for(seed, bh, DROPOUT)
     end = keys
     if CAUSAL:
@@ -126,7 +127,7 @@ def backward_query(
     for n in range(0, whole, BLOCK_N):
         k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH, FULL)
         v = rows_from(values_of, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH, FULL)
-        s = scores_at(q, k, valid_of, queries, n, first, keys, ahead, 1.0, False, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        s = scores_at(q, k, valid_of, queries, n, first, keys, ahead, scale, False, CAUSAL, VALID, BLOCK_M, BLOCK_N)
         of_query, gain_0, gain_1, gain_2, sum_1, sum_2 = _of_keys(
             of_query, gain_0, gain_1, gain_2, sum_1, sum_2, s, k, v, up, t, below, share, middle, factor, e, drawn,
             first, n, keys, rate, KIND, DROPOUT, LEARNED, BLOCK_M, BLOCK_N,
@@ -134,7 +135,7 @@ def backward_query(
     for n in range(whole, end, BLOCK_N):
         k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH)
         v = rows_from(values_of, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH)
-        s = scores_at(q, k, valid_of, queries, n, first, keys, ahead, 1.0, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        s = scores_at(q, k, valid_of, queries, n, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
         of_query, gain_0, gain_1, gain_2, sum_1, sum_2 = _of_keys(
             of_query, gain_0, gain_1, gain_2, sum_1, sum_2, s, k, v, up, t, below, share, middle, factor, e, drawn,
             first, n, keys, rate, KIND, DROPOUT, LEARNED, BLOCK_M, BLOCK_N,

@@ -53,7 +53,7 @@ def kth_of(first, second, third, fourth, count, BLOCK_M: tl.constexpr):
     for _ in range(count):
         best = tl.max(first, 1)
         going = found < count
-        hit = (first == best[:, None]) & going[:, None]
+        hit = first >= tl.where(going, best, float("inf"))[:, None]
         found += tl.sum(hit.to(tl.int32), 1)
         least = tl.where(going, best, least)
         first = tl.where(hit, second, first)

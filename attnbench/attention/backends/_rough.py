@@ -232,21 +232,25 @@ def _sums_in(s, centre, below):
 
 @triton.jit
 def contexts(
-    query, key, value, out, slope, threshold, most, inverse, valid, excess,
+    query, key, value, out, slope, threshold, most, inverse, number, again, valid, excess,
     qb, qh, qm, kb, kh, kn, vb, vh, vn, ob, oh, om, valid_b,
     heads, queries, keys, width, value_width, ahead, scale, seed, rate,
-    CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr, GRADIENT: tl.constexpr,
+    CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr, GRADIENT: tl.constexpr, AGAIN: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """What `forward` makes of one block of queries, from what `thresholds` left. inverse: there, how many keys have a
-    weight."""
+    """What `forward` makes of one block of queries, from what `thresholds` left. again: of each block, whether a step
+    was no last one. AGAIN: such a block only, until one is."""
     blocks = tl.cdiv(queries, BLOCK_M)
+    if AGAIN:  # noqa: SIM102 - decided when compiled, so not one condition
+        if tl.load(again + tl.program_id(0)) == 0:
+            return
     block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
     first = block * BLOCK_M
     row = first + tl.arange(0, BLOCK_M)
     place, rows = bh * queries + row, row < queries
     q = rows_from(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH)
+    keys_of, values_of, valid_of = key + b * kb + h * kh, value + b * vb + h * vh, valid + b * valid_b
     e = tl.load(excess + h)
     end, whole = keys, seen_by_all(first, keys, ahead, CAUSAL, BLOCK_N)
     if CAUSAL:
@@ -254,24 +258,29 @@ def contexts(
     t = tl.load(threshold + place, mask=rows, other=0.0)
     centre = tl.load(most + place, mask=rows, other=0.0)
     drawn = drawn_for(seed, bh, DROPOUT)
-    number = tl.load(inverse + place, mask=rows, other=0.0)
-    keys_of, values_of, valid_of = key + b * kb + h * kh, value + b * vb + h * vh, valid + b * valid_b
-    context = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)
-    through = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)
-    part_sum = tl.zeros([BLOCK_M], tl.float32)
-    mass_sum, step = part_sum, part_sum
-    going, turns = 1, 0
-    while going > 0:
-        t += 2.0 * step
-        context, through, mass_sum, part_sum = mixed_of(
-            q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end, values_of, vn, value_width,
-            centre, t, e, drawn, rate,
-            ENTMAX15, CAUSAL, VALID, DROPOUT, True, WIDTH, VALUE_WIDTH, BLOCK_M, BLOCK_N, FULL,
-        )  # fmt: skip
-        step = _step_of(mass_sum, part_sum)
-        turns += 1
-        going = tl.max((rows & _is_large(step, part_sum, number, CLOSE)).to(tl.int32), 0)
-        going = tl.where(turns >= ROUNDS, 0, going)
+    context, through, mass_sum, part_sum = mixed_of(
+        q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end, values_of, vn, value_width,
+        centre, t, e, drawn, rate,
+        ENTMAX15, CAUSAL, VALID, DROPOUT, True, WIDTH, VALUE_WIDTH, BLOCK_M, BLOCK_N, FULL,
+    )  # fmt: skip
+    step = _step_of(mass_sum, part_sum)
+    known = tl.load(number + place, mask=rows, other=0.0)
+    going = tl.max((rows & _is_large(step, part_sum, known, CLOSE)).to(tl.int32), 0)
+    if AGAIN:  # a loop that others would pay for, in registers
+        turns = 0
+        while going > 0:
+            t += 2.0 * step
+            context, through, mass_sum, part_sum = mixed_of(
+                q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end, values_of, vn,
+                value_width, centre, t, e, drawn, rate,
+                ENTMAX15, CAUSAL, VALID, DROPOUT, True, WIDTH, VALUE_WIDTH, BLOCK_M, BLOCK_N, FULL,
+            )  # fmt: skip
+            step = _step_of(mass_sum, part_sum)
+            turns += 1
+            going = tl.max((rows & _is_large(step, part_sum, known, CLOSE)).to(tl.int32), 0)
+            going = tl.where(turns >= ROUNDS, 0, going)
+    else:
+        tl.store(again + tl.program_id(0), going)
     moved = 2.0 * step[:, None] * through
     context -= tl.where(tl.abs(through) < float("inf"), moved, 0.0)  # an infinite value stays infinite
     mass_sum -= 2.0 * step * part_sum

@@ -29,9 +29,11 @@ LEAST = 1e-5
 """The smallest alpha - 1 that is computed; below it entmax is softmax but for rounding."""
 _KINDS: dict[FusedKind, int] = {"softmax": 0, "topk": 0, "sparsemax": 1, "entmax15": 2, "entmax": 3}
 _EXCESS: dict[FusedKind, float] = {"softmax": 1.0, "topk": 1.0, "sparsemax": 1.0, "entmax15": 0.5}
+_UNMEASURED = -1
+"""Of no kind: as kernels are for one whose tile has not been measured."""
 _ALL = 1 << 30
 """More keys than there are: top-k is softmax."""
-LONG: dict[FusedKind, int] = {"topk": 1024, "sparsemax": 1024, "entmax15": 3072}
+LONG: dict[FusedKind, int] = {"topk": 1280, "sparsemax": 1024, "entmax15": 4608}
 """The fewest keys that are listed, by kind; an alpha nearer to 1 leaves more weights than lists pay for."""
 _MOST_DROPPED = 1 - 2**-24
 """The largest rate of dropout below 1 in float32."""
@@ -41,8 +43,9 @@ FEWEST = 64
 """The fewest queries for which keys are listed, or thresholds found by a kernel of their own."""
 _ROOM: dict[FusedKind, int] = {"topk": 64, "sparsemax": 64, "entmax15": 128}
 """The most keys that are listed for a row, by kind."""
-_Part = Literal["forward", "peaks", "thresholds", "contexts", "short", "query", "key"]
-"""Which kernel; short: of gradients, where keys are one block."""
+_Part = Literal["forward", "peaks", "thresholds", "contexts", "again", "short", "query", "key", "dropped"]
+"""Which kernel; again: that of contexts, for blocks that need it; short: of gradients, where keys are one block; dropped:
+of those of keys, with dropout."""
 
 
 class _Tile(NamedTuple):
@@ -58,18 +61,21 @@ class _Tile(NamedTuple):
 _TILES: dict[_Part | tuple[_Part, int], _Tile] = {
     "forward": _Tile(64, 64, 3),
     "peaks": _Tile(64, 64, 3),
-    ("peaks", 0): _Tile(64, 64, 3, 128),
+    ("peaks", 0): _Tile(64, 64, 3, 168),
     ("peaks", 1): _Tile(64, 64, 3, 168),
-    "thresholds": _Tile(64, 64, 3, 168),
+    ("peaks", 3): _Tile(64, 64, 3, 168),
+    "thresholds": _Tile(64, 64, 2, 128),
     "contexts": _Tile(64, 64, 3, 168),
-    ("query", 1): _Tile(64, 32, 3),
+    "again": _Tile(64, 64),
     "short": _Tile(64, 64),
     "query": _Tile(64, 64, 2, 128),
+    ("query", 1): _Tile(64, 32, 3, 128),
     ("query", 3): _Tile(64, 32, 3, 168),
-    "key": _Tile(32, 128, 3),
-    ("key", 3): _Tile(64, 64, 3, 168),
+    "key": _Tile(128, 64),
+    ("key", 0): _Tile(32, 64, 3, 128),
+    "dropped": _Tile(64, 64, 3),
 }
-"""By kernel, some by kind, for heads of at most 64 in half precision: the fastest of those measured on an H200."""
+"""By kernel, some by kind, for heads of at most 64 in half precision: the fastest of those measured on an H100."""
 _CLASSES: dict[int, int] = {0: 32, 1: 32, 2: 64, 3: 32}
 """Of how many classes of keys the four largest scores are kept, by kind, for a first search (_classes.py)."""
 _FEW = 32
@@ -210,7 +216,7 @@ class _Attention(torch.autograd.Function):
         classes = 0 if short or given.room else min(_classes(given, query.dtype), sizes["BLOCK_N"])
         if classes:  # a program of more classes than were measured wants more registers
             measured = classes <= _CLASSES[given.kind]
-            sizes = _sizes(query, keys, values, "peaks", given.kind if measured else _KINDS["entmax"])
+            sizes = _sizes(query, keys, values, "peaks", given.kind if measured else _UNMEASURED)
         rough = classes > 0 and _is_rough(given, query)
         kept = grows or given.room or rough
         threshold, most, inverse = excess.new_empty(3, batch, heads, rows) if kept else (excess,) * 3
@@ -305,7 +311,7 @@ class _Attention(torch.autograd.Function):
                 *q, *k, *v, *u, *s, *gq, mask.stride(0), *size, ahead, given.scale, seed, given.dropout,
                 LEARNED=learned, **how, **where, **sizes, FULL=_fills(query, values, sizes),
             )  # fmt: skip
-            sizes = _sizes(query, keys, values, "key", given.kind)
+            sizes = _sizes(query, keys, values, "dropped" if given.dropout else "key", given.kind)
             module.backward.backward_key[_grid(keys.shape[2], sizes["BLOCK_N"], batch * heads)](
                 *read, mean, shift, threshold, inverse, mask, excess, listed.found, listed.crowded, of_keys, of_values,
                 *q, *k, *v, *u, *gk, *gv, mask.stride(0), *size, ahead, given.scale, seed, given.dropout,
@@ -325,22 +331,28 @@ def _mix_roughly(made: tuple[Tensor, ...], seed: Tensor, given: _Given, *, maske
     and write."""
     module = kernels()
     assert module is not None
-    query, keys, values, out, _, threshold, most, inverse, mask, excess = made
+    query, keys, values, out, _, threshold, most, _, mask, excess = made
     batch, heads, rows, width = query.shape
     q, k, v, o = (each.stride()[:3] for each in (query, keys, values, out))
     size, ahead = (heads, rows, keys.shape[2], width), keys.shape[2] - rows
+    number = torch.empty_like(threshold)
     sizes = _sizes(query, keys, values, "thresholds", given.kind)
     where = {"CAUSAL": given.causal, "VALID": masked, "FULL": _fills(query, values, sizes)}
     of_scores = {name: size for name, size in sizes.items() if name != "VALUE_WIDTH"}
     module.rough.thresholds[_grid(rows, sizes["BLOCK_M"], batch * heads)](
-        query, keys, threshold, most, inverse, mask, excess, *q, *k, mask.stride(0), *size, ahead, given.scale,
+        query, keys, threshold, most, number, mask, excess, *q, *k, mask.stride(0), *size, ahead, given.scale,
         **where, **of_scores,
     )  # fmt: skip
-    sizes = _sizes(query, keys, values, "contexts", given.kind)
-    module.rough.contexts[_grid(rows, sizes["BLOCK_M"], batch * heads)](
-        *made, *q, *k, *v, *o, mask.stride(0), *size, values.shape[3], ahead, given.scale, seed, given.dropout,
-        **where, DROPOUT=given.dropout > 0, GRADIENT=grows, **sizes,
-    )  # fmt: skip
+    again: Tensor | None = None
+    for part in ("contexts", "again"):
+        sizes = _sizes(query, keys, values, part, given.kind)
+        grid = _grid(rows, sizes["BLOCK_M"], batch * heads)
+        again = torch.empty(grid, dtype=torch.int32, device=query.device) if again is None else again
+        module.rough.contexts[grid](
+            *made[:8], number, again, mask, excess, *q, *k, *v, *o, mask.stride(0), *size, values.shape[3], ahead,
+            given.scale, seed, given.dropout,
+            **where, DROPOUT=given.dropout > 0, GRADIENT=grows, AGAIN=part == "again", **sizes,
+        )  # fmt: skip
 
 
 def _parts(both: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -408,7 +420,7 @@ def _sizes(query: Tensor, keys: Tensor, values: Tensor, part: _Part, kind: int) 
     exact = query.dtype == torch.float32
     wide = max(width, value_width) > 64
     if exact or wide:
-        back = part in ("short", "query", "key")
+        back = part in ("short", "query", "key", "dropped")
         block = 32 if exact and (wide or back) else 64
         tile = _Tile(32 if wide and back and keys.shape[2] <= block else block, block)  # see _is_short
     else:

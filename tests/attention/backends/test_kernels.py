@@ -24,7 +24,7 @@ HALF = {"query", "key", "value", "out", "upstream", "query_slope", "slope"}
 WHOLE = {"threshold", "most", "inverse", "number", "shift", "excess", "mean", "alpha_slope", "key_slope", "value_slope",
          "scores", "weights", "grad", "alphas", "bounds", "upper",
          "to_scores", "to_upper"}
-NUMBERS = {"found", "crowded", "lists"}
+NUMBERS = {"again", "found", "crowded", "lists"}
 FIXED = {"CAUSAL": True, "VALID": True, "DROPOUT": True, "GRADIENT": True, "LEARNED": True, "WIDTH": 64,
          "VALUE_WIDTH": 64, "ROOM": 64, "PLAIN": False, "UNROLL": 4,
          "KEEP": True, "ALL": False, "SHORT": False, "FULL": False, "EVEN": False}
@@ -74,7 +74,8 @@ build(_backward.backward_key, KIND=3, ROOM=0, target=90, EVEN=True, VALID=False,
 """
 _ROUGH = """
 build(_rough.thresholds, target=89, **shipped(128, 512, "thresholds", kind=2))
-build(_rough.contexts, target=89, **shipped(128, 512, "contexts", kind=2))
+for part in ("contexts", "again"):
+    build(_rough.contexts, AGAIN=part == "again", target=89, **shipped(128, 512, part, kind=2))
 """
 _LISTS = """
 build(_listed.choose, KIND={kind}, BLOCK_M=64, BLOCK_N=32)
@@ -102,7 +103,7 @@ for kernel in (_bounded_kernels.solve, _bounded_kernels.vjp):
 _OF_BLOCKS = ["forward", "backward_query", "backward_key", "backward_short", "backward_key"]
 _OF_WHOLE = ["peaks", "forward", "backward_query", "backward_key"]
 _OF_HALF = ["peaks", "peaks", "backward_query", "backward_key"]
-_OF_LISTS, _OF_ROUGH = ["choose", "mix", "spread"], ["thresholds", "contexts"]
+_OF_LISTS, _OF_ROUGH = ["choose", "mix", "spread"], ["thresholds", "contexts", "contexts"]
 _OF_FLOAT32 = ["choose", "forward", "peaks", "backward_short", "backward_query"]
 _OF_ROWS, _OF_SHORT, _OF_BOUNDED = ["weigh", "vjp"], ["forward", "backward_short"], ["solve", "vjp"]
 
