@@ -238,17 +238,17 @@ def contexts(
     CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr, GRADIENT: tl.constexpr, AGAIN: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """What `forward` makes of one block of queries, from what `thresholds` left. again: of each block, whether a step
-    was no last one. AGAIN: such a block only, until one is."""
+    """What `forward` makes of one block of queries, from what `thresholds` left. again: of each row, whether a step was
+    no last one. AGAIN: blocks with such a row only, until one is."""
     blocks = tl.cdiv(queries, BLOCK_M)
-    if AGAIN:  # noqa: SIM102 - decided when compiled, so not one condition
-        if tl.load(again + tl.program_id(0)) == 0:
-            return
     block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
     first = block * BLOCK_M
     row = first + tl.arange(0, BLOCK_M)
     place, rows = bh * queries + row, row < queries
+    if AGAIN:  # noqa: SIM102 - decided when compiled, so not one condition
+        if tl.max(tl.load(again + place, mask=rows, other=0), 0) == 0:
+            return
     q = rows_from(query + b * qb + h * qh, queries, qm, first, width, BLOCK_M, WIDTH)
     keys_of, values_of, valid_of = key + b * kb + h * kh, value + b * vb + h * vh, valid + b * valid_b
     e = tl.load(excess + h)
@@ -265,9 +265,9 @@ def contexts(
     )  # fmt: skip
     step = _step_of(mass_sum, part_sum)
     known = tl.load(number + place, mask=rows, other=0.0)
-    going = tl.max((rows & _is_large(step, part_sum, known, CLOSE)).to(tl.int32), 0)
+    large = (rows & _is_large(step, part_sum, known, CLOSE)).to(tl.int32)
     if AGAIN:  # a loop that others would pay for, in registers
-        turns = 0
+        going, turns = tl.max(large, 0), 0
         while going > 0:
             t += 2.0 * step
             context, through, mass_sum, part_sum = mixed_of(
@@ -280,7 +280,7 @@ def contexts(
             going = tl.max((rows & _is_large(step, part_sum, known, CLOSE)).to(tl.int32), 0)
             going = tl.where(turns >= ROUNDS, 0, going)
     else:
-        tl.store(again + tl.program_id(0), going)
+        tl.store(again + place, large, mask=rows)
     moved = 2.0 * step[:, None] * through
     context -= tl.where(tl.abs(through) < float("inf"), moved, 0.0)  # an infinite value stays infinite
     mass_sum -= 2.0 * step * part_sum

@@ -58,10 +58,12 @@ class _Tile(NamedTuple):
     registers: int = 0
 
 
+_AGAIN = 16
+"""Queries of a block that is mixed again: one of more would be waited for as long as all the others took."""
 _TILES: dict[_Part | tuple[_Part, int], _Tile] = {
     "forward": _Tile(64, 64, 3),
     "peaks": _Tile(64, 64, 3),
-    ("peaks", 0): _Tile(64, 64, 3, 168),
+    ("peaks", 0): _Tile(64, 64, 2, 128),
     ("peaks", 1): _Tile(64, 64, 3, 168),
     ("peaks", 3): _Tile(64, 64, 3, 168),
     "thresholds": _Tile(64, 64, 2, 128),
@@ -343,12 +345,10 @@ def _mix_roughly(made: tuple[Tensor, ...], seed: Tensor, given: _Given, *, maske
         query, keys, threshold, most, number, mask, excess, *q, *k, mask.stride(0), *size, ahead, given.scale,
         **where, **of_scores,
     )  # fmt: skip
-    again: Tensor | None = None
+    again = torch.empty_like(threshold, dtype=torch.int32)
     for part in ("contexts", "again"):
         sizes = _sizes(query, keys, values, part, given.kind)
-        grid = _grid(rows, sizes["BLOCK_M"], batch * heads)
-        again = torch.empty(grid, dtype=torch.int32, device=query.device) if again is None else again
-        module.rough.contexts[grid](
+        module.rough.contexts[_grid(rows, sizes["BLOCK_M"], batch * heads)](
             *made[:8], number, again, mask, excess, *q, *k, *v, *o, mask.stride(0), *size, values.shape[3], ahead,
             given.scale, seed, given.dropout,
             **where, DROPOUT=given.dropout > 0, GRADIENT=grows, AGAIN=part == "again", **sizes,
@@ -425,6 +425,8 @@ def _sizes(query: Tensor, keys: Tensor, values: Tensor, part: _Part, kind: int) 
         tile = _Tile(32 if wide and back and keys.shape[2] <= block else block, block)  # see _is_short
     else:
         tile = _TILES.get((part, kind)) or _TILES[part]
+    if part == "again":
+        tile = tile._replace(queries=_AGAIN)
     # one query, as in a step of decoding, has a small tile, and so have short sentences
     whole = (max(16, 1 << (each.shape[2] - 1).bit_length()) for each in (query, keys))
     rows, columns = map(min, whole, tile)
