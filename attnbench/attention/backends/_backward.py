@@ -40,7 +40,7 @@ def _weights(s, t, shift, share, factor, e, KIND: tl.constexpr):
     row, along the rows of the products. By sparsemax and entmax-1.5 weights sum to 1, but for rounding, and `share` has
     no use. NaN stays NaN."""
     mass, part = weights_at(s, t, shift, factor, e, KIND)
-    if KIND != TOPK and KIND != SPARSEMAX and KIND != ENTMAX15:  # noqa: PLR1714 - which Triton cannot read
+    if KIND != TOPK and KIND != SPARSEMAX and KIND != ENTMAX15:
         mass = mass * share
     return mass, part
 

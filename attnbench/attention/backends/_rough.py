@@ -3,9 +3,9 @@ last digit before values are mixed.
 
 `thresholds` goes over the keys once, for the four largest scores of each class (_classes.py) in float16, of which a GPU
 compares two at a time and holds twice as many. `contexts` mixes the values, and moves each threshold by the step d that
-the sum of its row's weights tells: with r = 1 + (score - threshold) / 2, weights r^2 become (r - d)^2 = r^2 - 2 d r, but
-for d^2, which rounding hides. Where it does not, for a key beside the four of a class or for coarse scores, values are
-mixed again.
+the sum of its row's weights tells: with r = 1 + (score - threshold) / 2, weights r^2 become (r - d)^2 = r^2 - 2 d r,
+but for d^2, which rounding hides. Where it does not, for a key beside the four of a class or for coarse scores, a
+second call mixes the values of that row again.
 """
 
 # The parameters of kernels are written as Triton reads them: `tl.constexpr` is decided when a kernel is compiled.
@@ -106,8 +106,8 @@ def _largest_of(
     CAUSAL: tl.constexpr, VALID: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """The four largest scores of each class of keys, less `base`, the largest of each row's first block of keys, so that
-    their rounding is one of differences."""
+    """The four largest scores of each class of keys, less `base`, the largest of each row's first block of keys, so
+    that their rounding is one of differences."""
     k = rows_from(keys_of, keys, kn, 0, width, BLOCK_N, WIDTH)
     s = scores_at(q, k, valid, queries, 0, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
     base = tl.max(s, 1)
@@ -149,8 +149,7 @@ def _root_of(first, second, third, fourth, top, BLOCK_M: tl.constexpr):
     nothing = tl.full([1, 1], 0.0, tl.float16)
     for _ in range(STEPS):
         part = tl.maximum(first + below[:, None], nothing)
-        below, part_sum = _lowered(below, part * part, part)
-    part_sum = tl.zeros([BLOCK_M], tl.float32)
+        below = _lowered(below, part * part, part)
     going = 1
     turns = 0
     while going > 0:
@@ -158,9 +157,8 @@ def _root_of(first, second, third, fourth, top, BLOCK_M: tl.constexpr):
         two = tl.maximum(second + below[:, None], nothing)
         three = tl.maximum(third + below[:, None], nothing)
         four = tl.maximum(fourth + below[:, None], nothing)
-        lower, part_sum = _lowered(
-            below, one * one + two * two + three * three + four * four, one + two + three + four
-        )  # fmt: skip
+        mass = one * one + two * two + three * three + four * four
+        lower = _lowered(below, mass, one + two + three + four)
         going = tl.max((below.to(tl.float32) - lower.to(tl.float32) > ROUGH).to(tl.int32), 0)
         below = lower
         turns += 1
@@ -182,9 +180,9 @@ def _there(difference, below):
 
 @triton.jit
 def _lowered(below, mass, part):
-    """The r of a row's largest score, a step on; and the sum of r before."""
+    """The r of a row's largest score, a step on."""
     mass_sum, part_sum = tl.sum(mass.to(tl.float32), 1), tl.sum(part.to(tl.float32), 1)
-    return (below.to(tl.float32) - _step_of(mass_sum, part_sum)).to(tl.float16), part_sum
+    return (below.to(tl.float32) - _step_of(mass_sum, part_sum)).to(tl.float16)
 
 
 @triton.jit

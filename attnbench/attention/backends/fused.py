@@ -44,8 +44,8 @@ FEWEST = 64
 _ROOM: dict[FusedKind, int] = {"topk": 64, "sparsemax": 64, "entmax15": 128}
 """The most keys that are listed for a row, by kind."""
 _Part = Literal["forward", "peaks", "thresholds", "contexts", "again", "short", "query", "key", "dropped"]
-"""Which kernel; again: that of contexts, for blocks that need it; short: of gradients, where keys are one block; dropped:
-of those of keys, with dropout."""
+"""Which kernel; again: that of contexts, for rows that need it; short: of gradients, where keys are one block;
+dropped: of those of keys, with dropout."""
 
 
 class _Tile(NamedTuple):
