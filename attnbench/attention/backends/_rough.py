@@ -33,7 +33,8 @@ CLOSE: tl.constexpr = tl.constexpr(5e-3)
 NEAR: tl.constexpr = tl.constexpr(1e-3)
 """But not one back by more, on which keys come in that it did not know of."""
 CROWDED: tl.constexpr = tl.constexpr(3.5)
-"""From so many classes on of which all four have a weight, others of them have, too: all keys are searched."""
+"""From so many classes on of which all four have a weight, others of them have, too: all keys are searched, which
+costs less than to mix values again."""
 FAR: tl.constexpr = tl.constexpr(32.0)
 """From this difference of two scores on, float16 rounds by so much that a row might be left without a weight."""
 
@@ -140,7 +141,8 @@ def _largest_of(
 
 @triton.jit
 def _root_of(first, second, third, fourth, top, BLOCK_M: tl.constexpr):
-    """The threshold of each row, from its largest score `top`; how many keys have a weight; and whether others have."""
+    """The threshold of each row, from its largest score `top`; how many of these keys have a weight; and whether many
+    others will have one."""
     most = top.to(tl.float16)
     # halves of differences in float16, as they stay: float32 would take twice the registers
     first, second = (first - most[:, None]) * 0.5, (second - most[:, None]) * 0.5
@@ -163,11 +165,10 @@ def _root_of(first, second, third, fourth, top, BLOCK_M: tl.constexpr):
         below = lower
         turns += 1
         going = tl.where(turns >= TURNS, 0, going)
-    full = tl.sum(_there(fourth, below).to(tl.float32), 1)
-    known = _there(first, below) + _there(second, below) + _there(third, below)
-    # as many more of a class of which all four have a weight
-    known = tl.sum(known.to(tl.float32), 1) + 5.0 * full
-    return 2.0 - 2.0 * below.to(tl.float32), known, full > CROWDED
+    last = _there(fourth, below)
+    known = _there(first, below) + _there(second, below) + _there(third, below) + last
+    full = tl.sum(last.to(tl.float32), 1)
+    return 2.0 - 2.0 * below.to(tl.float32), tl.sum(known.to(tl.float32), 1), full > CROWDED
 
 
 @triton.jit

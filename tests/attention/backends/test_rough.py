@@ -15,11 +15,17 @@ ROUNDED = 2e-3
 """Of a length, at most, what rounding to float16 makes of contexts and gradients."""
 
 
+def in_steps(states, step):
+    """States in whole steps, so that no unit that adds up products in an order of its own rounds sums otherwise."""
+    return (states / step).round() * step
+
+
 def states_of(scores):
     """Query, keys and values in float16, of which all queries have the scores [K] at a scale of 1/8, and noise."""
-    query, key, values = (each.detach() * 1e-2 for each in given((1, 2, 70, scores.shape[0], 64, 16)))
+    query, key, values = (each.detach() for each in given((1, 2, 70, scores.shape[0], 64, 16)))
+    query, key = in_steps(1e-2 * query, 2**-4), in_steps(1e-2 * key, 2**-5)
     query[..., 0], key[..., 0] = 1.0, 8.0 * scores
-    return [each.half().requires_grad_() for each in (query, key, 1e2 * values)]
+    return [each.half().requires_grad_() for each in (query, key, values)]
 
 
 def off(states, *, scale=0.125, valid=None, causal=False):
@@ -33,6 +39,15 @@ def off(states, *, scale=0.125, valid=None, causal=False):
     mine = (found.detach(), *torch.autograd.grad(found, states, upstream))
     theirs = (wanted.detach(), *torch.autograd.grad(wanted, wide, upstream.float()))
     return [float((a.float() - b)[..., 1:].norm() / b[..., 1:].norm()) for a, b in zip(mine, theirs, strict=True)]
+
+
+def alone(states, *, scale=0.125):
+    """The same of contexts of which no gradient is asked."""
+    kernel, transform = TRANSFORMS["entmax15"]
+    query, keys, values = (each.detach() for each in states)
+    found = fused.attend(query, keys, values, kernel, scale=scale).float()
+    wanted = defined(query.float(), keys.float(), values.float(), transform, scale, None, False)
+    return float((found - wanted).norm() / wanted.norm())
 
 
 @pytest.mark.parametrize("queries", [70, 128])
@@ -101,7 +116,7 @@ def test_scores_that_float16_rounds_one_way():
 
 
 def test_thresholds_kept_for_backward_make_weights_that_sum_to_1():
-    states = [each.detach().half().requires_grad_() for each in given((1, 2, 70, 448, 64, 64))]
+    states = [in_steps(each.detach(), 2**-3).half().requires_grad_() for each in given((1, 2, 70, 448, 64, 64))]
     made = fused.attend(*states, TRANSFORMS["entmax15"][0], scale=0.125).grad_fn.saved_tensors
     threshold, most, inverse = made[8:11]
     scores = states[0].float() @ states[1].float().mT * 0.125
@@ -114,6 +129,7 @@ def test_more_than_four_good_keys_of_one_class():
     scores = torch.randn(576, generator=drawing(1)) * 0.3
     scores[5::64] += 1.0
     assert max(off(states_of(scores))) < ROUNDED
+    assert alone(states_of(scores)) < ROUNDED / 2
 
 
 def test_many_keys_of_one_class_have_a_little_weight_each():
@@ -121,10 +137,38 @@ def test_many_keys_of_one_class_have_a_little_weight_each():
     scores = torch.full((1024,), -3.0)
     scores[torch.tensor([20, 30, 40])], scores[5::64] = 0.0, -1.046
     assert max(off(states_of(scores))) < ROUNDED
+    assert alone(states_of(scores)) < ROUNDED / 2
+
+
+@pytest.mark.parametrize(("spread", "hidden"), [(1.0, False), (0.3, False), (1e-3, False), (0.3, True)])
+def test_values_are_mixed_again_for_rows_with_hidden_keys_alone(spread, hidden, monkeypatch):
+    """Not where most keys have a weight, which costs less to find out before."""
+    kernels, noted = fused.kernels(), []
+    assert kernels is not None
+
+    class Noted:
+        thresholds = kernels.rough.thresholds
+
+        class contexts:
+            def __class_getitem__(cls, grid):
+                def run(*given, **named):
+                    if named["AGAIN"]:
+                        noted.append(given[9].clone())
+                    kernels.rough.contexts[grid](*given, **named)
+
+                return run
+
+    monkeypatch.setattr(fused, "kernels", lambda: kernels._replace(rough=Noted))
+    scores = torch.randn(576, generator=drawing(1)) * spread
+    if hidden:
+        scores[5::64] += 1.0
+    assert alone(states_of(scores)) < ROUNDED / 2
+    assert bool(noted[0].any()) == hidden
 
 
 def test_scores_of_some_millions_keep_their_digits():
     query, keys, values = (each.detach() for each in given((1, 1, 64, 200, 16, 16)))
+    query, keys = in_steps(query, 1.0), in_steps(keys, 0.5)
     query[..., 0], keys[..., 0] = 2048.0, 2048.0  # 2^22, beside which a score has steps of a half
     states = [each.half().requires_grad_() for each in (query, keys, values)]
     assert off(states, scale=1.0)[0] < ROUNDED / 4
