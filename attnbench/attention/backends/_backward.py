@@ -29,16 +29,15 @@ from attnbench.attention.transforms._climb import ENTMAX15, SMALL, SPARSEMAX, TO
 
 @triton.jit
 def _shift_of(t, centre, share, e, KIND: tl.constexpr):
-    """One number of a row for three, each of which a program of keys would hold many times."""
+    """One number of a row for three, each of which a program of keys would hold many times; NaN where share is."""
     shift = shift_of(t, centre, e, KIND)
-    return tl.log2(share) + shift if KIND == TOPK else shift
+    return tl.log2(share) + shift if KIND == TOPK else shift + (share - share)
 
 
 @triton.jit
 def _weights(s, t, shift, share, factor, e, KIND: tl.constexpr):
-    """The weights of a block of products, and the part of them that the gradient goes through. t, shift, share: of each
-    row, along the rows of the products. By sparsemax and entmax-1.5 weights sum to 1, but for rounding, and `share` has
-    no use. NaN stays NaN."""
+    """The weights of a block, and the part of them that the gradient goes through. t, shift, share: of each row, along
+    the rows of the scores. By sparsemax and entmax-1.5 weights sum to 1, but for rounding, and `share` has no use."""
     mass, part = weights_at(s, t, shift, factor, e, KIND)
     if KIND != TOPK and KIND != SPARSEMAX and KIND != ENTMAX15:
         mass = mass * share
@@ -110,8 +109,9 @@ def backward_query(
     e = tl.load(excess + h)
     below = _shift_of(t, centre, share, e, KIND)
     tl.store(shift + place, below, mask=there)
-    factor = factor_of(1.0, e, KIND)
-    t = t * scale if KIND == TOPK else t  # scores here, not products: with these ptxas runs its products one by one
+    # scores, where ptxas lacks registers for products in tiles of these kinds, and runs them one by one
+    by = 1.0 if KIND == TOPK else scale
+    factor = factor_of(scale if KIND == TOPK else 1.0, e, KIND)
     drawn = drawn_for(seed, bh, DROPOUT)
     end = keys
     if CAUSAL:
@@ -127,7 +127,7 @@ def backward_query(
     for n in range(0, whole, BLOCK_N):
         k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH, FULL)
         v = rows_from(values_of, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH, FULL)
-        s = scores_at(q, k, valid_of, queries, n, first, keys, ahead, scale, False, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        s = scores_at(q, k, valid_of, queries, n, first, keys, ahead, by, False, CAUSAL, VALID, BLOCK_M, BLOCK_N)
         of_query, gain_0, gain_1, gain_2, sum_1, sum_2 = _of_keys(
             of_query, gain_0, gain_1, gain_2, sum_1, sum_2, s, k, v, up, t, below, share, middle, factor, e, drawn,
             first, n, keys, rate, KIND, DROPOUT, LEARNED, BLOCK_M, BLOCK_N,
@@ -135,7 +135,7 @@ def backward_query(
     for n in range(whole, end, BLOCK_N):
         k = rows_from(keys_of, keys, kn, n, width, BLOCK_N, WIDTH)
         v = rows_from(values_of, keys, vn, n, value_width, BLOCK_N, VALUE_WIDTH)
-        s = scores_at(q, k, valid_of, queries, n, first, keys, ahead, scale, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
+        s = scores_at(q, k, valid_of, queries, n, first, keys, ahead, by, True, CAUSAL, VALID, BLOCK_M, BLOCK_N)
         of_query, gain_0, gain_1, gain_2, sum_1, sum_2 = _of_keys(
             of_query, gain_0, gain_1, gain_2, sum_1, sum_2, s, k, v, up, t, below, share, middle, factor, e, drawn,
             first, n, keys, rate, KIND, DROPOUT, LEARNED, BLOCK_M, BLOCK_N,

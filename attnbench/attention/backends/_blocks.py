@@ -74,14 +74,14 @@ def scores_at(q, k, valid, rows, first_key, first_query, keys, ahead, scale, EDG
 
 @triton.jit
 def factor_of(scale, e, KIND: tl.constexpr):
-    """What products are multiplied by, before `shift_of` is added."""
+    """What products are multiplied by, before `shift_of` is added; scores, for a scale of 1."""
     return scale * LOG2E if KIND == TOPK else scale * e
 
 
 @triton.jit
 def shift_of(t, centre, e, KIND: tl.constexpr):
-    """What the weights of a row are computed from, beside its products, in one step. Its rounding is that of scores: of
-    those beyond 1e6 weights lose digits, of those beyond 1e7 all, and so do gradients."""
+    """What the weights of a row are computed from, beside its products, in one step, for gradients. Its rounding is
+    that of scores: of those beyond 1e6 weights lose digits, of those beyond 1e7 all."""
     if KIND == TOPK:
         return -centre * LOG2E
     below = -e * (centre + t)
@@ -90,8 +90,8 @@ def shift_of(t, centre, e, KIND: tl.constexpr):
 
 @triton.jit
 def weights_at(s, t, shift, factor, e, KIND: tl.constexpr):
-    """Weights of products, but for what a row's are divided by, and the part of them that the gradient goes through.
-    t: the least product that top-k keeps; the others have no use for it. NaN stays NaN."""
+    """Weights, but for what a row's are divided by, and the part of them that the gradient goes through. s: products,
+    or scores, by their factor. t: the least product that top-k keeps; the others have no use for it. NaN stays NaN."""
     if KIND == TOPK:
         mass = tl.where(s < t, 0.0, tl.exp2(s * factor + shift))
         part = mass
@@ -113,6 +113,12 @@ def halfway(left, least):
     falls on the same side."""
     middle = left + (least - left) * 0.5
     return tl.where(left == float("-inf"), left, tl.where(middle > left, middle, least))
+
+
+@triton.jit
+def between(left, least, scale):
+    """The same of products, by their scores: `left` itself, where those of the two are equal."""
+    return tl.where(left * scale < least * scale, halfway(left, least), left)
 
 
 @triton.jit

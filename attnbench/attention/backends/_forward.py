@@ -16,16 +16,14 @@ import triton.language as tl
 from attnbench.attention.backends._blocks import (
     ROUNDS,
     alive_in,
-    halfway,
+    between,
     rows_from,
     scores_of,
     seen_by_all,
     store_rows,
 )
-from attnbench.attention.backends._classes import start_of
 from attnbench.attention.backends._dropout import drawn_for
 from attnbench.attention.backends._passes import (
-    best_of,
     counts_of,
     edges_of,
     extremes_of,
@@ -46,9 +44,10 @@ def forward(
     ROOM: tl.constexpr, SHORT: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """Contexts of one block of queries. For backward: slope, the mean of the values under the part that the gradient
-    goes through; of each row threshold, most and inverse, by which its weights are multiplied.
+    goes through; of each row threshold, of top-k a product, most, and inverse, by which its weights are multiplied.
 
-    SHORT: all keys are one block, whose scores are computed once. FULL: states are as wide as their tiles.
+    SHORT: all keys are one block, whose scores are computed once; so they are but for top-k, and with ROOM. FULL:
+    states are as wide as their tiles.
     ROOM: unless 0, only rows that have more listed keys (_listed.py). Newton's method goes on from their most and
     threshold; top-k begins anew, since a bound that is a score might be missed by that score, rounded otherwise.
     """
@@ -94,25 +93,16 @@ def forward(
         if tl.max((above > count).to(tl.int32), 0) > 0:
             t, left = _best_from(
                 q, keys_of, kn, valid_of, queries, first, keys, width, ahead, by, end, all_scores, centre, t, above,
-                count, CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, SHORT, GRADIENT,
+                count, CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, SHORT,
             )  # fmt: skip
-        t = halfway(left, t)
-        centre = centre * scale
+        t = between(left, t, scale)
     else:
         if ROOM > 0:
             centre = tl.load(most + place, mask=row < queries, other=0.0)
             t = tl.load(threshold + place, mask=row < queries, other=0.0)
-        elif SHORT:
+        else:
             m = tl.max(all_scores, 1)
             centre = tl.where(m == float("-inf"), 0.0, m)
-        else:
-            best = best_of(
-                q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, end,
-                CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N,
-            )  # fmt: skip
-            m = tl.max(best, 1)
-            centre = tl.where(m == float("-inf"), 0.0, m)
-            t = start_of(best - centre[:, None], e, KIND, BLOCK_M)
         t = root_from(
             q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, whole, end, all_scores, centre,
             t, e, KIND, CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, SHORT, FULL,
@@ -136,7 +126,8 @@ def forward(
         )  # fmt: skip
     store_rows(
         out + b * ob + h * oh, om, slope + bh * queries * value_width, threshold, most, inverse, row, place, rows,
-        context, through, mass_sum, part_sum, centre, t, value_width, KIND, GRADIENT, VALUE_WIDTH,
+        context, through, mass_sum, part_sum, centre * scale if KIND == TOPK else centre, t, value_width,
+        KIND, GRADIENT, VALUE_WIDTH,
     )  # fmt: skip
 
 
@@ -144,10 +135,10 @@ def forward(
 def _best_from(
     q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, end, all_scores, centre, t, above, count,
     CAUSAL: tl.constexpr, VALID: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SHORT: tl.constexpr, GRADIENT: tl.constexpr,
+    SHORT: tl.constexpr,
 ):  # fmt: skip
-    """The least of each row's `count` best products, and the best of the others; without GRADIENT twice what lies
-    between them. t: no higher, and reached by `above`."""
+    """The least of each row's `count` best products, and the best of the others. t: no higher than the first, and
+    reached by `above`."""
     # The least of a row's `count` best lies in [t, high); at least `count` keys score t or more.
     high = centre + tl.maximum(tl.abs(centre), 1.0) * 1e-6
     going = 1
@@ -169,8 +160,6 @@ def _best_from(
         going = tl.max((between & (above > count)).to(tl.int32), 0)
         turns += 1
         going = tl.where(turns >= ROUNDS, 0, going)
-    if not GRADIENT:
-        return t, t
     return edges_of(
         q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, end, all_scores, t,
         CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, SHORT,

@@ -207,7 +207,8 @@ def mix(
     VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, ROOM: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Contexts of one block of queries from their listed keys. What it stores is as in `forward`, but that `most` is
-    there; threshold and inverse of rows with more keys are left alone. UNROLL: listed keys fetched at once."""
+    there, and that the threshold of top-k is a score; threshold and inverse of rows with more keys are left alone.
+    UNROLL: listed keys fetched at once."""
     blocks = tl.cdiv(queries, BLOCK_M)
     block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads

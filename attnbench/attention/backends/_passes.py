@@ -17,9 +17,7 @@ from attnbench.attention.backends._blocks import (
     factor_of,
     rows_from,
     scores_at,
-    shift_of,
     sums_of,
-    weights_at,
 )
 from attnbench.attention.backends._classes import taken, taken_pair
 from attnbench.attention.backends._dropout import kept_in
@@ -32,7 +30,8 @@ def largest_of(
     CAUSAL: tl.constexpr, VALID: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr, CLASSES: tl.constexpr, FULL: tl.constexpr, PAIR: tl.constexpr,
 ):  # fmt: skip
-    """The four largest scores of each class of keys (_classes.py), for a scale above 0. PAIR: two blocks at a time."""
+    """The four largest scores of each class of keys (_classes.py), for a scale above 0; for one of 1 these are
+    products. PAIR: two blocks at a time."""
     one = tl.full([BLOCK_M, CLASSES], float("-inf"), tl.float32)
     two, three, four = one, one, one
     paired = 0
@@ -198,12 +197,13 @@ def mixed(
     context, through, mass_sum, part_sum, s, scale, centre, t, e, v, drawn, first_query, first_key, keys, rate,
     KIND: tl.constexpr, DROPOUT: tl.constexpr, GRADIENT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """What a block of keys adds to the contexts, and to what backward needs. s: products, scores by `scale`. t: of
-    top-k the least product that is kept, of the others the threshold, below `centre`."""
+    """What a block of keys adds to the contexts, and to what backward needs. s: products, scores by `scale`. centre, t:
+    of top-k the largest product, and the least that is kept; of the others the largest score, and the threshold, below
+    it. NaN stays NaN."""
     if KIND == TOPK:
-        shift = shift_of(t, centre, e, KIND)
-        mass, part = weights_at(s, t[:, None], shift[:, None], factor_of(scale, e, KIND), e, KIND)
-    else:  # whose large scores lose no digits by the threshold
+        mass = tl.where(s < t[:, None], 0.0, tl.exp2((s - centre[:, None]) * factor_of(scale, e, KIND)))
+        part = mass
+    else:
         mass, part = mass_of(s * scale - centre[:, None], t[:, None], e, KIND)
     mass_sum += tl.sum(mass, 1)
     if KIND != TOPK:
@@ -226,8 +226,8 @@ def mixed_of(
     KIND: tl.constexpr, CAUSAL: tl.constexpr, VALID: tl.constexpr, DROPOUT: tl.constexpr, GRADIENT: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Values mixed by weights, and by the part of these that the gradient goes through, and the sums of both. t: as in
-    `mixed`."""
+    """Values mixed by weights, and by the part of these that the gradient goes through, and the sums of both.
+    centre, t: as in `mixed`."""
     context = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)
     through = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)
     mass_sum = tl.zeros([BLOCK_M], tl.float32)

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from attnbench.attention.backends._blocks import (
     ROUNDS,
-    halfway,
+    between,
     rows_from,
     seen_by_all,
     store_rows,
@@ -75,8 +75,7 @@ def peaks(
             going = tl.max(low.to(tl.int32), 0)
             turns += 1
             going = tl.where(turns >= ROUNDS, 0, going)
-        t = halfway(left, t)
-        centre = centre * scale
+        t = between(left, t, scale)
     else:
         t, sure = root_of(one, two, three, four, centre, e, KIND, BLOCK_M)
         none = one  # of the scores of all keys, which no program holds
@@ -110,5 +109,6 @@ def peaks(
             going = tl.where(turns >= ROUNDS, 0, going)
     store_rows(
         out + b * ob + h * oh, om, slope + bh * queries * value_width, threshold, most, inverse, row, place, rows,
-        context, through, mass_sum, part_sum, centre, t, value_width, KIND, GRADIENT, VALUE_WIDTH,
+        context, through, mass_sum, part_sum, centre * scale if KIND == TOPK else centre, t, value_width,
+        KIND, GRADIENT, VALUE_WIDTH,
     )  # fmt: skip

@@ -46,8 +46,8 @@ def thresholds(
     CAUSAL: tl.constexpr, VALID: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """The threshold of each row of one block of queries, to some 1e-3; its largest score, rounded; and about how many
-    keys have a weight. FULL: as in `forward`."""
+    """The threshold of each row of one block of queries, to some 1e-3; its largest score, rounded; and how many keys
+    have a weight, at most but for rounding. FULL: as in `forward`."""
     blocks = tl.cdiv(queries, BLOCK_M)
     block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
@@ -66,7 +66,7 @@ def thresholds(
         CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, FULL,
     )  # fmt: skip
     top = tl.cast(tl.max(one, 1), tl.float32)
-    t, known, crowded = _root_of(one, two, three, four, top, BLOCK_M)
+    t, known, crowded = _root_of(one, two, three, four, top, tl.cdiv(keys, BLOCK_N), BLOCK_M)
     centre = base + top
     far = (tl.abs(top) < FAR) == 0  # NaN too, and rows without a key
     going = tl.max((rows & (far | crowded)).to(tl.int32), 0)
@@ -140,9 +140,9 @@ def _largest_of(
 
 
 @triton.jit
-def _root_of(first, second, third, fourth, top, BLOCK_M: tl.constexpr):
-    """The threshold of each row, from its largest score `top`; how many of these keys have a weight; and whether many
-    others will have one."""
+def _root_of(first, second, third, fourth, top, deep, BLOCK_M: tl.constexpr):
+    """The threshold of each row, from its largest score `top`; how many keys have a weight at most, of `deep` keys a
+    class; and whether many beside these will."""
     most = top.to(tl.float16)
     # halves of differences in float16, as they stay: float32 would take twice the registers
     first, second = (first - most[:, None]) * 0.5, (second - most[:, None]) * 0.5
@@ -168,7 +168,8 @@ def _root_of(first, second, third, fourth, top, BLOCK_M: tl.constexpr):
     last = _there(fourth, below)
     known = _there(first, below) + _there(second, below) + _there(third, below) + last
     full = tl.sum(last.to(tl.float32), 1)
-    return 2.0 - 2.0 * below.to(tl.float32), tl.sum(known.to(tl.float32), 1), full > CROWDED
+    known = tl.sum(known.to(tl.float32), 1) + tl.maximum(deep - 4, 0) * full
+    return 2.0 - 2.0 * below.to(tl.float32), known, full > CROWDED
 
 
 @triton.jit
@@ -238,7 +239,7 @@ def contexts(
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """What `forward` makes of one block of queries, from what `thresholds` left. again: of each row, whether a step was
-    no last one. AGAIN: blocks with such a row only, until one is."""
+    no last one. AGAIN: blocks with such a row only, until one is; with GRADIENT from where the first call came to."""
     blocks = tl.cdiv(queries, BLOCK_M)
     block, bh = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
     b, h = bh // heads, bh % heads

@@ -58,6 +58,8 @@ class _Tile(NamedTuple):
     registers: int = 0
 
 
+_FUSED = {"enable_fp_fusion": True}
+"""A product and a sum are one operation, whatever Triton takes for a rule."""
 _AGAIN = 16
 """Queries of a block that is mixed again: one of more would be waited for as long as all the others took."""
 _TILES: dict[_Part | tuple[_Part, int], _Tile] = {
@@ -71,6 +73,7 @@ _TILES: dict[_Part | tuple[_Part, int], _Tile] = {
     "again": _Tile(64, 64),
     "short": _Tile(64, 64),
     "query": _Tile(64, 64, 2, 128),
+    ("query", 0): _Tile(64, 32, 3, 128),
     ("query", 1): _Tile(64, 32, 3, 128),
     ("query", 3): _Tile(64, 32, 3, 168),
     "key": _Tile(128, 64),
@@ -126,7 +129,7 @@ def attend(
     if interpreted() and wide == torch.bfloat16:  # whose bits Triton's interpreter would multiply as whole numbers
         wide = torch.float32
     query, keys, held = query.to(wide), keys.to(wide), values.to(wide)
-    if scale <= 0:  # of keys the best have the largest products, to the kernels
+    if scale <= 0:  # to the kernels the best keys are those of the largest products
         query, scale = query * (-1.0 if scale < 0 else 0.0), abs(scale) or 1.0
     heads, excess = query.shape[1], transform.excess
     if isinstance(excess, Tensor):
@@ -390,7 +393,7 @@ def _listed_sizes(query: Tensor, values: Tensor, given: _Given) -> tuple[dict[st
     second = {"BLOCK_M": 8, "VALUE_WIDTH": value_width, "UNROLL": 4}
     if interpreted():
         return first, second
-    return {**first, "num_warps": 4, "num_stages": 2 if exact else 3}, {**second, "num_warps": 2}
+    return {**first, "num_warps": 4, "num_stages": 2 if exact else 3, **_FUSED}, {**second, "num_warps": 2, **_FUSED}
 
 
 def _is_short(keys: Tensor, sizes: dict[str, Any]) -> bool:
@@ -435,6 +438,6 @@ def _sizes(query: Tensor, keys: Tensor, values: Tensor, part: _Part, kind: int) 
         return sizes
     warps = 8 if wide and not exact and rows * columns > 1 << 10 else 4
     if torch.version.hip is not None:  # nothing of which was measured there
-        return {**sizes, "num_warps": warps, "num_stages": 2}
+        return {**sizes, "num_warps": warps, "num_stages": 2, **_FUSED}
     most = {"maxnreg": tile.registers} if tile.registers else {}
-    return {**sizes, "num_warps": warps, "num_stages": tile.stages, **most}
+    return {**sizes, "num_warps": warps, "num_stages": tile.stages, **most, **_FUSED}

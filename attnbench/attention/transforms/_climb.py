@@ -49,8 +49,8 @@ def log_over_e(x, e, least=None):
 
 @triton.jit
 def _log2(r):
-    """To 2^-22, of normal numbers: the GPU's own, in place of a function of twenty instructions. Near 1 it is not
-    asked; elsewhere that is 1e-6 of a row's largest weight at most."""
+    """To 2^-22: the GPU's own, in place of a function of twenty instructions. Near r = 1 that is asked from STEEP on
+    alone, where it is 2e-6 of a weight at most."""
     if PLAIN:
         return tl.log2(r)
     return tl.inline_asm_elementwise(

@@ -51,15 +51,55 @@ def test_states_that_fill_their_tiles(name, causal, queries):
 
 @pytest.mark.parametrize("name", ["topk", "sparsemax", "entmax15"])
 @pytest.mark.parametrize("keys", [20, 70])
-@pytest.mark.parametrize("size", [1e3, 1e8])
-def test_contexts_of_scores_far_from_zero(name, keys, size):
+@pytest.mark.parametrize(("size", "scale"), [(1e3, 0.5), (1e8, 0.5), (1e9, 0.3)])
+def test_contexts_of_scores_far_from_zero(name, keys, size, scale):
     query, key, values = (each.detach() for each in given((1, 2, 20, keys, 16, 16)))
     query = query * size
     kernel, transform = TRANSFORMS[name]
     close(
-        [fused.attend(query, key, values, kernel, scale=0.5)],
-        [defined(query, key, values, transform, 0.5, None, False)],
+        [fused.attend(query, key, values, kernel, scale=scale)],
+        [defined(query, key, values, transform, scale, None, False)],
     )
+
+
+@pytest.mark.parametrize("keys", [6, 70])
+@pytest.mark.parametrize("k", [1, 40])
+@pytest.mark.parametrize("grows", [False, True])
+def test_keys_whose_scores_are_equal_stay_together_where_their_products_are_not(keys, k, grows):
+    """Two products that differ in their last digit, of which the scale makes one score, at the edge of what is kept."""
+    one, other, scale = 1.9909999370574951, 1.9909998178482056, 0.5025
+    assert torch.tensor(one) * scale == torch.tensor(other) * scale
+    better = min(k, keys - 3) - 1
+    products = torch.cat([torch.linspace(-3, 0.5, keys - better), torch.linspace(2.0, 3.0, better)])
+    products[1], products[3] = one, other
+    key = torch.stack([products, torch.randn(keys, generator=drawing(3))], -1)[None, None]
+    states = [torch.tensor([1.0, 0.0]).view(1, 1, 1, 2), key, torch.randn(1, 1, keys, 4, generator=drawing(2))]
+    k = better + 1
+    transform = build_transform("topk", k=k)
+    if not grows:
+        found = fused.attend(*states, Fused("topk", k), scale=scale)
+        return close([found], [defined(*states, transform, scale, None, False)])
+    made = []
+    for function in (
+        lambda *given: fused.attend(*given, Fused("topk", k), scale=scale),
+        lambda *given: defined(*given, transform, scale, None, False),
+    ):
+        own = [each.clone().requires_grad_() for each in states]
+        context = function(*own)
+        made.append([context.detach(), *torch.autograd.grad(context.sum(), own)])
+    close(*made)
+    return None
+
+
+@pytest.mark.parametrize("name", ["sparsemax", "entmax15", "entmax, alpha = 1.2"])
+@pytest.mark.parametrize("keys", [20, 70])
+@pytest.mark.parametrize("strange", [torch.nan, torch.inf])
+def test_what_is_no_number_in_one_row_reaches_the_gradients_of_all_its_values(name, keys, strange):
+    query, key, values = (each.detach() for each in given((1, 1, 5, keys, 8, 4)))
+    key[0, 0, 3, 0], query[0, 0, :, 0] = strange, torch.tensor([1.0, -1.0, -1.0, -1.0, -1.0])
+    made = both(name, [each.requires_grad_() for each in (query, key, values)])
+    for mine, theirs in zip(*made, strict=True):
+        assert mine.isnan().any(-1).tolist() == theirs.isnan().any(-1).tolist()
 
 
 @pytest.mark.parametrize("k", [8, 20])
@@ -72,7 +112,7 @@ def test_of_equal_keys_all_are_kept_whichever_are_looked_at(k):
     close([found], [values.mean(2, keepdim=True).expand_as(found)])
 
 
-@pytest.mark.parametrize("name", ["topk, k = 8", "sparsemax", "entmax15"])
+@pytest.mark.parametrize("name", ["topk, k = 8", "sparsemax", "entmax15", "entmax, alpha = 1.6"])
 def test_rows_that_are_sure_stay_as_they_are_where_another_of_their_block_is_not(name, monkeypatch):
     monkeypatch.setitem(TRANSFORMS, "topk, k = 8", (Fused("topk", 8), build_transform("topk", k=8)))
     query, keys, values = given((1, 1, 32, 320, 64, 16))
@@ -81,7 +121,7 @@ def test_rows_that_are_sure_stay_as_they_are_where_another_of_their_block_is_not
     close(*both(name, (query, keys, values), scale=64**-0.5))
 
 
-@pytest.mark.parametrize("name", ["topk, k = 9", "sparsemax", "entmax15"])
+@pytest.mark.parametrize("name", ["topk, k = 9", "sparsemax", "entmax15", "entmax, alpha = 1.2"])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("classes", [32, 64])
 def test_best_keys_whose_places_are_of_one_class(name, masked, classes, monkeypatch):
@@ -109,9 +149,10 @@ def test_contexts_are_the_same_where_nothing_is_differentiated(name, keys):
     assert torch.equal(found, wanted)
 
 
-@pytest.mark.parametrize("name", ["topk", "sparsemax", "entmax15"])
-def test_scores_may_be_turned_about(name):
-    close(*both(name, given((1, 1, 20, 90, 16, 16)), scale=-0.5))
+@pytest.mark.parametrize("name", ["topk", "sparsemax", "entmax15", "entmax, alpha = 1.2"])
+@pytest.mark.parametrize("scale", [-0.3, 0.0])
+def test_scores_may_be_turned_about_or_all_be_equal(name, scale):
+    close(*both(name, given((1, 1, 70, 90, 16, 16)), scale=scale))
 
 
 def test_near_sparsemax_contexts_are_as_exact_and_gradients_but_for_the_edge_of_the_support(monkeypatch):

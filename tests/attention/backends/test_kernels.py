@@ -43,7 +43,7 @@ def build(kernel, half="*bf16", target=89, num_warps=4, num_stages=2, maxnreg=No
         fn=kernel, signature={**kinds, **dict.fromkeys(fixed, "constexpr")},
         constexprs={(names.index(name),): value for name, value in fixed.items()},
     )
-    options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg}
+    options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg, "enable_fp_fusion": True}
     made = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
     print(kernel.__name__, target, made.metadata.shared)
 
@@ -64,11 +64,11 @@ _OF_64 = """
 build(_peaks.peaks, KIND=0, CLASSES=32, target=89, **shipped(64, 512, "peaks", kind=0))
 build(_peaks.peaks, KIND=2, CLASSES=64, target=89, **shipped(64, 512, "peaks", kind=2))
 build(_backward.backward_query, KIND=0, ROOM=0, target=89, **shipped(64, 512, "query", kind=0))
-build(_backward.backward_key, KIND=2, ROOM=0, target=89, **shipped(64, 512, "key", kind=2))
+build(_backward.backward_key, KIND=2, ROOM=0, target=89, **shipped(64, 512, "dropped", kind=2))
 """
 _WHOLE = """
 build(_peaks.peaks, KIND=1, CLASSES=32, target=90, FULL=True, VALID=False, **shipped(64, 512, "peaks", kind=1))
-build(_forward.forward, KIND=3, ROOM=0, target=90, FULL=True, VALID=False, **shipped(64, 512, "forward"))
+build(_peaks.peaks, KIND=3, CLASSES=32, target=90, FULL=True, VALID=False, **shipped(64, 512, "peaks"))
 build(_backward.backward_query, KIND=3, ROOM=0, target=90, FULL=True, VALID=False, **shipped(64, 512, "query"))
 build(_backward.backward_key, KIND=3, ROOM=0, target=90, EVEN=True, VALID=False, **shipped(64, 512, "key"))
 """
@@ -101,7 +101,7 @@ for kernel in (_bounded_kernels.solve, _bounded_kernels.vjp):
 """
 
 _OF_BLOCKS = ["forward", "backward_query", "backward_key", "backward_short", "backward_key"]
-_OF_WHOLE = ["peaks", "forward", "backward_query", "backward_key"]
+_OF_WHOLE = ["peaks", "peaks", "backward_query", "backward_key"]
 _OF_HALF = ["peaks", "peaks", "backward_query", "backward_key"]
 _OF_LISTS, _OF_ROUGH = ["choose", "mix", "spread"], ["thresholds", "contexts", "contexts"]
 _OF_FLOAT32 = ["choose", "forward", "peaks", "backward_short", "backward_query"]

@@ -140,6 +140,24 @@ def test_many_keys_of_one_class_have_a_little_weight_each():
     assert alone(states_of(scores)) < ROUNDED / 2
 
 
+def test_gradients_where_one_class_holds_many_keys_whose_values_are_alike():
+    """The mean under r of values, from which gradients are told, moves by as many as move."""
+    scores = torch.full((2048,), -6.0)
+    scores[5::64] = -1.02 + 0.02 * torch.rand(32, generator=drawing(1))
+    scores[torch.tensor([20, 30, 40])] = 0.0
+    query, keys, values = states_of(scores)
+    with torch.no_grad():
+        values[..., 1] = (scores > -1.02).half()
+    assert max(off([query, keys, values])) < ROUNDED / 2
+
+
+@pytest.mark.parametrize("scale", [-0.125, 0.0])
+def test_scores_may_be_turned_about_or_all_be_equal(scale):
+    states = [each.detach().half().requires_grad_() for each in given((1, 2, 70, 300, 64, 64))]
+    assert off(states, scale=scale)[0] < ROUNDED
+    assert off(states, scale=scale)[3] < ROUNDED
+
+
 @pytest.mark.parametrize(("spread", "hidden"), [(1.0, False), (0.3, False), (1e-3, False), (0.3, True)])
 def test_values_are_mixed_again_for_rows_with_hidden_keys_alone(spread, hidden, monkeypatch):
     """Not where most keys have a weight, which costs less to find out before."""
