@@ -67,6 +67,8 @@ def test_contexts_of_scores_far_from_zero(name, keys, size, scale):
 @pytest.mark.parametrize("grows", [False, True])
 def test_keys_whose_scores_are_equal_stay_together_where_their_products_are_not(keys, k, grows):
     """Two products that differ in their last digit, of which the scale makes one score, at the edge of what is kept."""
+    if not fused.interpreted():
+        pytest.skip("three products of TF32 make one number of such products")
     one, other, scale = 1.9909999370574951, 1.9909998178482056, 0.5025
     assert torch.tensor(one) * scale == torch.tensor(other) * scale
     better = min(k, keys - 3) - 1
