@@ -29,7 +29,8 @@ from attnbench.attention.transforms._climb import ENTMAX15, SMALL, SPARSEMAX, TO
 
 @triton.jit
 def _shift_of(t, centre, share, e, KIND: tl.constexpr):
-    """One number of a row for three, each of which a program of keys would hold many times; NaN where share is."""
+    """One number of a row for three, each of which a program of keys would hold many times; NaN where share is, which
+    values that top-k leaves out do not hear of."""
     shift = shift_of(t, centre, e, KIND)
     return tl.log2(share) + shift if KIND == TOPK else shift + (share - share)
 
@@ -266,6 +267,8 @@ def _of_queries(
             share = tl.load(inverse + row, mask=rows, other=0.0)
         factor = factor_of(scale, e, KIND)
         mass, part = _weights(s, t[None, :], below[None, :], share[None, :], factor, e, KIND)
+        if CAUSAL:  # NaN of a row is none of the values that it does not see
+            mass = tl.where(at[:, None] <= row[None, :] + ahead, mass, 0.0)
         # in this order: the weights are no longer held when gains are computed
         up = rows_from(ups_of, queries, om, first, value_width, BLOCK_M, VALUE_WIDTH, WHOLE)
         if DROPOUT:

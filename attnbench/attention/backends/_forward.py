@@ -150,14 +150,14 @@ def _best_from(
             q, keys_of, kn, valid_of, queries, first, keys, width, ahead, scale, end, all_scores,
             one, two, three, CAUSAL, VALID, WIDTH, BLOCK_M, BLOCK_N, SHORT,
         )  # fmt: skip
-        between = (two > t) & (two < high) & (above > count)
+        apart = (two > t) & (two < high) & (above > count)
         high = tl.where(first_count < count, one, tl.where(second_count < count, two,
                         tl.where(third_count < count, three, high)))  # fmt: skip
         above = tl.where(third_count >= count, third_count, tl.where(second_count >= count, second_count,
                          tl.where(first_count >= count, first_count, above)))  # fmt: skip
         t = tl.where(third_count >= count, three, tl.where(second_count >= count, two,
                      tl.where(first_count >= count, one, t)))  # fmt: skip
-        going = tl.max((between & (above > count)).to(tl.int32), 0)
+        going = tl.max((apart & (above > count)).to(tl.int32), 0)
         turns += 1
         going = tl.where(turns >= ROUNDS, 0, going)
     return edges_of(

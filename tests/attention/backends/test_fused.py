@@ -104,6 +104,19 @@ def test_what_is_no_number_in_one_row_reaches_the_gradients_of_all_its_values(na
         assert mine.isnan().any(-1).tolist() == theirs.isnan().any(-1).tolist()
 
 
+@pytest.mark.parametrize("name", ["topk", "sparsemax", "entmax, alpha = 1.2"])
+@pytest.mark.parametrize("length", [20, 70])
+def test_nan_in_one_row_reaches_no_values_behind_it(name, length):
+    query, key, values = (each.detach() for each in given((1, 1, length, length, 8, 4)))
+    query[0, 0, 4, 0] = torch.nan
+    context, of_query, _, of_values = both(name, [each.requires_grad_() for each in (query, key, values)], causal=True)[
+        0
+    ]
+    for each in (context, of_query):
+        assert each.isnan().any(-1).flatten().nonzero().flatten().tolist() == [4]
+    assert of_values.isnan().any(-1).flatten().nonzero().max() == 4
+
+
 @pytest.mark.parametrize("k", [8, 20])
 def test_of_equal_keys_all_are_kept_whichever_are_looked_at(k):
     if fused.interpreted() and not products_of_equal_keys_are_equal():
@@ -124,8 +137,7 @@ def test_rows_that_are_sure_stay_as_they_are_where_another_of_their_block_is_not
 
 
 @pytest.mark.parametrize("name", ["topk, k = 9", "sparsemax", "entmax15", "entmax, alpha = 1.2"])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("classes", [32, 64])
+@pytest.mark.parametrize(("classes", "masked"), [(32, False), (64, True)])
 def test_best_keys_whose_places_are_of_one_class(name, masked, classes, monkeypatch):
     """More than the four of a class that are kept: the search goes on."""
     monkeypatch.setattr(fused, "_classes", lambda *given: classes)
