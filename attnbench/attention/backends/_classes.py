@@ -45,7 +45,7 @@ def taken_pair(s, other, first, second, third, fourth):
 
 @triton.jit
 def kth_of(first, second, third, fourth, count, BLOCK_M: tl.constexpr):
-    """The least of each row's `count` best scores (-inf: there are fewer), the best that is left, and whether both are
+    """The least of each row's `count` best (-inf: there are fewer), the best that is left, and whether both are
     sure: a fifth of a class would be below, and the two differ."""
     hidden = tl.max(fourth, 1)
     found = tl.zeros([BLOCK_M], tl.int32)

@@ -46,8 +46,8 @@ def forward(
     """Contexts of one block of queries. For backward: slope, the mean of the values under the part that the gradient
     goes through; of each row threshold, of top-k a product, most, and inverse, by which its weights are multiplied.
 
-    SHORT: all keys are one block, whose scores are computed once; so they are but for top-k, and with ROOM. FULL:
-    states are as wide as their tiles.
+    SHORT: all keys are one block, whose scores are computed once; always, but for top-k and
+    with ROOM. FULL: states are as wide as their tiles.
     ROOM: unless 0, only rows that have more listed keys (_listed.py). Newton's method goes on from their most and
     threshold; top-k begins anew, since a bound that is a score might be missed by that score, rounded otherwise.
     """

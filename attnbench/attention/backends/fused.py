@@ -58,7 +58,7 @@ class _Tile(NamedTuple):
     registers: int = 0
 
 
-_FUSED = {"enable_fp_fusion": True}
+_FMA = {"enable_fp_fusion": True}
 """A product and a sum are one operation, whatever Triton takes for a rule."""
 _AGAIN = 16
 """Queries of a block that is mixed again: one of more would be waited for as long as all the others took."""
@@ -394,7 +394,7 @@ def _listed_sizes(query: Tensor, values: Tensor, given: _Given) -> tuple[dict[st
     second = {"BLOCK_M": 8, "VALUE_WIDTH": value_width, "UNROLL": 4}
     if interpreted():
         return first, second
-    return {**first, "num_warps": 4, "num_stages": 2 if exact else 3, **_FUSED}, {**second, "num_warps": 2, **_FUSED}
+    return {**first, "num_warps": 4, "num_stages": 2 if exact else 3, **_FMA}, {**second, "num_warps": 2, **_FMA}
 
 
 def _is_short(keys: Tensor, sizes: dict[str, Any]) -> bool:
@@ -439,6 +439,6 @@ def _sizes(query: Tensor, keys: Tensor, values: Tensor, part: _Part, kind: int) 
         return sizes
     warps = 8 if wide and not exact and rows * columns > 1 << 10 else 4
     if torch.version.hip is not None:  # nothing of which was measured there
-        return {**sizes, "num_warps": warps, "num_stages": 2, **_FUSED}
+        return {**sizes, "num_warps": warps, "num_stages": 2, **_FMA}
     most = {"maxnreg": tile.registers} if tile.registers else {}
-    return {**sizes, "num_warps": warps, "num_stages": tile.stages, **most, **_FUSED}
+    return {**sizes, "num_warps": warps, "num_stages": tile.stages, **most, **_FMA}
