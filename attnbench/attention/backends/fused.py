@@ -80,8 +80,8 @@ _TILES: dict[_Part | tuple[_Part, int], _Tile] = {
     ("key", 0): _Tile(32, 64, 3, 128),
     "dropped": _Tile(64, 64, 3),
 }
-"""By kernel, some by kind, for heads of at most 64 in half precision: the fastest of those measured on an H100, but for
-gradients of queries by top-k: the tile that has registers for products."""
+"""By kernel, some by kind, for heads of at most 64 in half precision: the fastest of those measured on an H100, within
+some percent; for gradients of queries by top-k the one that has registers for products."""
 _CLASSES: dict[int, int] = {0: 32, 1: 32, 2: 64, 3: 32}
 """Of how many classes of keys the four largest scores are kept, by kind, for a first search (_classes.py)."""
 _FEW = 32
