@@ -11,7 +11,7 @@ A decoder step, with s the decoder state, c the context, e the embedded input to
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
@@ -25,12 +25,18 @@ from attnbench.attention.spec import CrossSpec
 from attnbench.attention.types import Dims, History, Memory, Positions
 from attnbench.core import waiting
 from attnbench.core.dropout import Dropout
+from attnbench.models import _cells
+from attnbench.models._cells import State
 from attnbench.models._reading import read
 from attnbench.models.base import Decoded, ModelSpec, Seq2SeqModel, Sizes, Source, Wanted, receive
 from attnbench.models.fertility.base import FertilityField
 
-Cells = tuple[Float[Tensor, "R L W"], ...]
-"""What the layers carry from step to step: (h,) of a GRU, (h, c) of an LSTM."""
+Cells = tuple[State, ...]
+"""What each layer carries from step to step."""
+Run = Callable[
+    [Float[Tensor, "R 1 E"], Float[Tensor, "R F"] | None, Cells], tuple[Float[Tensor, "R 1 W"], Cells]
+]
+"""A step of the layers: of the embedded token, of what joins it, and of what they carry."""
 
 
 class RecurrentSpec(ModelSpec):
@@ -155,6 +161,7 @@ class Encoder(nn.Module):
         self.table = _table(sizes.source_vocab, spec.embedding_width, sizes.pad)
         self.dropout = Dropout(spec.dropout)
         self.layers = _layers(spec, spec.embedding_width, spec.bidirectional)
+        self.between = Dropout(self.layers.dropout)
         states = 2 if spec.cell is nn.LSTM else 1
         bridges = states * spec.layers if spec.bidirectional else 0
         self.bridges = nn.ModuleList(nn.Linear(2 * spec.width, spec.width) for _ in range(bridges))
@@ -168,25 +175,29 @@ class Encoder(nn.Module):
                 states, last = read(self.layers, embedded, source.valid)
         else:
             states, last = self._read(embedded, lengths)
-        empty = (lengths == 0)[:, None, None]
-        cells = tuple(cell.masked_fill(empty, 0.0) for cell in self._join(_rows_first(last)))
-        return states.masked_fill(empty, 0.0), cells
+        empty = (lengths == 0)[:, None]
+        cells = tuple(tuple(each.masked_fill(empty, 0.0) for each in state) for state in self._join(last))
+        return states.masked_fill(empty[:, None], 0.0), cells
 
     def _read(self, embedded: Float[Tensor, "B S E"], lengths: Int[Tensor, "B"]) -> tuple[Float[Tensor, "B S D"], Any]:
         """By torch's own layers, which wait for the lengths."""
         some = lengths.clamp(min=1).cpu()  # torch packs no empty row: it reads one token, which is forgotten
         packed = pack_padded_sequence(embedded, some, batch_first=True, enforce_sorted=False)
-        with torch.autocast("cuda", enabled=False):
-            states, last = self.layers(packed)
+        if _cells.serves(self.layers, packed.data):
+            states, last = _cells.read(self.layers, packed, self.between)
+        else:
+            with torch.autocast("cuda", enabled=False):
+                states, last = self.layers(packed)
         return pad_packed_sequence(states, batch_first=True, total_length=embedded.shape[1])[0], last
 
-    def _join(self, cells: Cells) -> tuple[Float[Tensor, "R N D"], ...]:
-        """One state a decoder layer; of two directions, a layer of tanh units."""
-        if not self.bridges:
-            return cells
-        pairs = [cell.unflatten(1, (-1, 2)).flatten(2) for cell in cells]  # the directions of a layer are adjacent
-        bridges = iter(self.bridges)
-        return tuple(torch.stack([torch.tanh(next(bridges)(layer)) for layer in pair.unbind(1)], 1) for pair in pairs)
+    def _join(self, last: Any) -> Cells:
+        """One state a decoder layer; of two directions, a layer of tanh units. last: as torch gives it."""
+        parts = last if isinstance(last, tuple) else (last,)
+        if self.bridges:  # first those of every layer's h, then those of every layer's c
+            bridges = iter(self.bridges)
+            pairs = [part.unflatten(0, (-1, 2)).transpose(1, 2).flatten(2) for part in parts]  # of adjacent directions
+            parts = [[torch.tanh(next(bridges)(layer)) for layer in pair] for pair in pairs]
+        return tuple(zip(*parts, strict=True))
 
 
 class Recurrent(Seq2SeqModel):
@@ -205,6 +216,7 @@ class Recurrent(Seq2SeqModel):
         fed = {"none": 0, "attentional": spec.width, "context": context}[spec.input_feeding]
         self.fed_width = context if spec.query == "previous" else fed
         self.decoder = _layers(spec, spec.embedding_width + self.fed_width, bidirectional=False)
+        self.between = Dropout(self.decoder.dropout)
         self.attentional = nn.Linear(context + spec.width, spec.width) if spec.readout == "attentional" else None
         read = spec.width + context + spec.embedding_width if spec.readout == "concat" else spec.width
         self.output = nn.Linear(read, sizes.target_vocab)
@@ -230,15 +242,15 @@ class Recurrent(Seq2SeqModel):
     ) -> Decoded:
         embedded = self.dropout(self.table(target_in))
         if self.at_once:
-            states, _ = _run(self.decoder, embedded, memory.initial)
+            states, _ = self._run(embedded, None, memory.initial)
             positions = _positions(torch.arange(target_in.shape[1], device=embedded.device), memory.cross)
             output = self.attention(states, memory.cross, positions, need_weights=need_weights)
             hidden, weights = self._read(states, output.context, embedded), output.weights
         else:
-            state = self._start(memory)
+            state, run = self._start(memory), self._runs(embedded)
             parts, maps = [], []
             for word in embedded.split(1, dim=1):  # slices would each have a gradient as large as the whole
-                part, state, each = self._advance(memory.cross, state, word, need_weights)
+                part, state, each = self._advance(memory.cross, state, word, need_weights, run)
                 parts.append(part)
                 maps.append(each)
             hidden = torch.cat(parts, 1)
@@ -252,23 +264,25 @@ class Recurrent(Seq2SeqModel):
 
     def start(self, memory: RecurrentMemory, capacity: int, *, track: bool = False) -> RecurrentState:
         state = self._start(memory)
-        return state._replace(received=state.cells[0].new_zeros(len(state.cells[0]), 1)) if track else state
+        like = state.cells[0][0]
+        return state._replace(received=like.new_zeros(len(like), 1)) if track else state
 
     def step(
         self, memory: RecurrentMemory, state: RecurrentState, token: Int[Tensor, "R"]
     ) -> tuple[Float[Tensor, "R V"], RecurrentState]:
         embedded = self.dropout(self.table(token[:, None]))
         before = state.received
-        hidden, state, weights = self._advance(memory.cross, state, embedded, need_weights=before is not None)
+        hidden, state, weights = self._advance(memory.cross, state, embedded, before is not None, self._run)
         return self.logits(hidden[:, 0]), state._replace(received=receive(before, [] if weights is None else [weights]))
 
     def _start(self, memory: RecurrentMemory) -> RecurrentState:
         cells, feeds = memory.initial, self.spec.input_feeding != "none"
-        fed = cells[0].new_zeros(cells[0].shape[0], self.fed_width) if feeds else None
+        like = cells[0][0]
+        fed = like.new_zeros(len(like), self.fed_width) if feeds else None
         return RecurrentState(0, cells, fed, None, beams=1)
 
     def _advance(
-        self, cross: Memory, state: RecurrentState, embedded: Float[Tensor, "R 1 E"], need_weights: bool
+        self, cross: Memory, state: RecurrentState, embedded: Float[Tensor, "R 1 E"], need_weights: bool, run: Run
     ) -> tuple[Float[Tensor, "R 1 D"], RecurrentState, Tensor | None]:
         """One token more: what is read out, the next state, and the weights if they are wanted."""
         at = torch.full((state.beams,), state.length, device=embedded.device)
@@ -280,16 +294,38 @@ class Recurrent(Seq2SeqModel):
             return output.context.reshape(query.shape[0], 1, output.context.shape[-1]), output
 
         if self.spec.query == "previous":
-            context, output = attend(state.cells[0][:, -1])
-            states, cells = _run(self.decoder, torch.cat([embedded, context.to(embedded.dtype)], -1), state.cells)
+            context, output = attend(state.cells[-1][0])
+            states, cells = run(embedded, context[:, 0], state.cells)
         else:
-            given = embedded if state.fed is None else torch.cat([embedded, state.fed[:, None].to(embedded.dtype)], -1)
-            states, cells = _run(self.decoder, given, state.cells)
+            states, cells = run(embedded, state.fed, state.cells)
             context, output = attend(states[:, 0])
         hidden = self._read(states, context, embedded)
         fed = {"none": None, "attentional": hidden, "context": context}[self.spec.input_feeding]
         fed = None if fed is None else fed[:, 0]
         return hidden, RecurrentState(state.length + 1, cells, fed, output.history, state.beams), output.weights
+
+    def _run(
+        self, embedded: Float[Tensor, "R T E"], fed: Float[Tensor, "R F"] | None, cells: Cells
+    ) -> tuple[Float[Tensor, "R T W"], Cells]:
+        """Steps of torch's layers, of which only one can be fed. On a GPU in float32 under autocast, too: that gives
+        cuDNN float16 whatever it is asked for, and small gradients vanish."""
+        inputs = embedded if fed is None else torch.cat([embedded, fed[:, None].to(embedded.dtype)], -1)
+        before = tuple(torch.stack(parts).to(inputs.dtype) for parts in zip(*cells, strict=True))
+        with torch.autocast("cuda", enabled=False):
+            states, after = self.decoder(inputs, before[0] if len(before) == 1 else before)
+        return states, tuple(zip(*(after if len(before) > 1 else (after,)), strict=True))
+
+    def _runs(self, embedded: Float[Tensor, "R T E"]) -> Run:
+        """How the steps of one target are made, in turn."""
+        if not _cells.serves(self.decoder, embedded):
+            return self._run
+        steps = _cells.Steps(self.decoder, embedded, self.between)
+
+        def run(_: Tensor, fed: Float[Tensor, "R F"] | None, cells: Cells) -> tuple[Float[Tensor, "R 1 W"], Cells]:
+            after = steps(fed, cells)
+            return after[-1][0][:, None], after
+
+        return run
 
     def _read(self, states: Tensor, context: Tensor, embedded: Tensor) -> Float[Tensor, "R T D"]:
         if self.attentional is not None:
@@ -312,20 +348,6 @@ def _layers(spec: RecurrentSpec, inputs: int, bidirectional: bool) -> nn.RNNBase
     dropout = spec.dropout if spec.layers > 1 else 0.0
     build: Any = spec.cell  # LSTM and GRU take the same arguments; their base declares none
     return build(inputs, spec.width, spec.layers, batch_first=True, dropout=dropout, bidirectional=bidirectional)
-
-
-def _run(layers: nn.RNNBase, inputs: Float[Tensor, "R T I"], cells: Cells) -> tuple[Float[Tensor, "R T W"], Cells]:
-    """On a GPU in float32 under autocast, too: that gives cuDNN float16 whatever it is asked for, and small gradients
-    vanish."""
-    before = tuple(cell.transpose(0, 1).contiguous().to(inputs.dtype) for cell in cells)
-    with torch.autocast("cuda", enabled=False):
-        states, after = layers(inputs, before[0] if len(before) == 1 else before)
-    return states, _rows_first(after)
-
-
-def _rows_first(cells: Any) -> Cells:
-    """torch stacks layers first; here dimension 0 is the row."""
-    return tuple(cell.transpose(0, 1) for cell in (cells if isinstance(cells, tuple) else (cells,)))
 
 
 def _positions(queries: Int[Tensor, "Q"], memory: Memory) -> Positions:

@@ -1,0 +1,155 @@
+"""Recurrent layers for training on a processor: what is known of the inputs of all steps is multiplied at once before
+the loop, what weights' gradients are made of at once behind it, and a step between makes one product a layer, of a GRU
+two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.nn.utils.rnn import PackedSequence
+
+from attnbench.core import gates, native
+from attnbench.core.deferred import Deferred
+
+State = tuple[Float[Tensor, "R W"], ...]
+"""(h,) of a GRU, (h, c) of an LSTM."""
+
+
+def serves(layers: nn.RNNBase, inputs: Tensor) -> bool:
+    """Whether such layers are made here; they are torch's on other devices, and where there is no gradient."""
+    if inputs.device.type != "cpu" or not torch.is_grad_enabled() or not native.readable(inputs, *layers.parameters()):
+        return False
+    return type(layers) in (nn.LSTM, nn.GRU) and layers.bias and not layers.proj_size
+
+
+class Cell(Protocol):
+    """One layer in one direction, for one loop."""
+
+    def ahead(self, early: Float[Tensor, "... E"]) -> Float[Tensor, "... G"]:
+        """The part that `early` inputs have in the products of their steps."""
+        ...
+
+    def __call__(self, ahead: Float[Tensor, "R G"] | None, late: Float[Tensor, "R F"] | None, state: State) -> State:
+        """One step. late: inputs behind the early ones."""
+        ...
+
+
+class _Lstm:
+    def __init__(self, weights: Sequence[Tensor], early: int) -> None:
+        of_input, of_state, input_bias, state_bias = weights
+        bias = input_bias + state_bias
+        self._early = of_input[:, :early], bias
+        self._late = Deferred(torch.cat([of_input[:, early:], of_state], 1), None if early else bias)
+
+    def ahead(self, early: Tensor) -> Tensor:
+        return linear(early, *self._early)
+
+    def __call__(self, ahead: Tensor | None, late: Tensor | None, state: State) -> State:
+        hidden, cell = state
+        given = hidden if late is None else torch.cat([late.to(hidden.dtype), hidden], 1)
+        return gates.lstm(self._late(given, ahead).to(cell.dtype), cell)
+
+
+class _Gru:
+    def __init__(self, weights: Sequence[Tensor], early: int) -> None:
+        of_input, of_state, input_bias, state_bias = weights
+        self._early = of_input[:, :early], input_bias
+        self._late = Deferred(of_input[:, early:], None if early else input_bias)
+        self._own = Deferred(of_state, state_bias)
+
+    def ahead(self, early: Tensor) -> Tensor:
+        return linear(early, *self._early)
+
+    def __call__(self, ahead: Tensor | None, late: Tensor | None, state: State) -> State:
+        (hidden,) = state
+        ours = ahead if late is None else self._late(late, ahead)
+        assert ours is not None  # an input is early or late
+        return (gates.gru(ours.to(hidden.dtype), self._own(hidden).to(hidden.dtype), hidden),)
+
+
+def _cell(layers: nn.RNNBase, place: int, early: int) -> Cell:
+    """The layer, or the direction of one, whose weights stand at `place`; the first `early` of its inputs are early."""
+    return (_Lstm if isinstance(layers, nn.LSTM) else _Gru)(layers.all_weights[place], early)
+
+
+def read(
+    layers: nn.RNNBase, packed: PackedSequence, dropout: Callable[[Tensor], Tensor]
+) -> tuple[PackedSequence, tuple[Float[Tensor, "N B W"], ...]]:
+    """What `layers` gives for packed rows; only where they are served. dropout: between layers."""
+    data, sizes, last = packed.data, packed.batch_sizes.tolist(), []
+    for layer in range(layers.num_layers):
+        if layer:
+            data = dropout(data)
+        ways = []
+        for direction in range(2 if layers.bidirectional else 1):
+            cell = _cell(layers, len(last), data.shape[1])
+            made, state = (_read_back if direction else _read)(cell, data, sizes, _zeros(layers, data))
+            ways.append(made)
+            last.append(state)
+        data = torch.cat(ways, 1) if len(ways) > 1 else ways[0]
+    ends = tuple(torch.stack(parts) for parts in zip(*last, strict=True))
+    order = packed.unsorted_indices
+    if order is not None:
+        ends = tuple(each.index_select(1, order) for each in ends)
+    return packed._replace(data=data), ends
+
+
+def _zeros(layers: nn.RNNBase, data: Float[Tensor, "N I"]) -> Callable[[int], State]:
+    """States of so many rows that have read nothing."""
+    like, states = layers.all_weights[0][1], 2 if isinstance(layers, nn.LSTM) else 1
+    return lambda rows: (like.new_zeros(rows, layers.hidden_size),) * states
+
+
+def _read(
+    cell: Cell, data: Float[Tensor, "N I"], sizes: Sequence[int], zeros: Callable[[int], State]
+) -> tuple[Float[Tensor, "N W"], State]:
+    """Rows end one after the other, the last ones first."""
+    state, states, ended = zeros(sizes[0]), [], []
+    for ahead in cell.ahead(data).split(sizes):
+        rows, gone = len(ahead), len(state[0]) - len(ahead)
+        if gone:
+            parts = [each.split([rows, gone]) for each in state]
+            ended.append(tuple(part[1] for part in parts))
+            state = tuple(part[0] for part in parts)
+        state = cell(ahead, None, state)
+        states.append(state[0])
+    return torch.cat(states), tuple(torch.cat(parts) for parts in zip(state, *reversed(ended), strict=True))
+
+
+def _read_back(
+    cell: Cell, data: Float[Tensor, "N I"], sizes: Sequence[int], zeros: Callable[[int], State]
+) -> tuple[Float[Tensor, "N W"], State]:
+    """Rows begin one after the other, the first ones first."""
+    state, states = zeros(sizes[-1]), []
+    for ahead in reversed(cell.ahead(data).split(sizes)):
+        more = len(ahead) - len(state[0])
+        if more:
+            state = tuple(torch.cat(parts) for parts in zip(state, zeros(more), strict=True))
+        state = cell(ahead, None, state)
+        states.append(state[0])
+    return torch.cat(states[::-1]), state
+
+
+class Steps:
+    """The layers over one target whose inputs are known but for what each step brings."""
+
+    def __init__(
+        self, layers: nn.RNNBase, early: Float[Tensor, "R T E"], dropout: Callable[[Tensor], Tensor]
+    ) -> None:
+        self._cells = [_cell(layers, place, 0 if place else early.shape[2]) for place in range(layers.num_layers)]
+        self._ahead = iter(self._cells[0].ahead(early.transpose(0, 1)).unbind())
+        self._dropout = dropout
+
+    def __call__(self, late: Float[Tensor, "R F"] | None, before: Sequence[State]) -> tuple[State, ...]:
+        """The states of the layers after the next step."""
+        first, *others = zip(self._cells, before, strict=True)
+        after = [first[0](next(self._ahead), late, first[1])]
+        for cell, state in others:
+            after.append(cell(None, self._dropout(after[-1][0]), state))
+        return tuple(after)
