@@ -35,9 +35,7 @@ class Deferred:
         self._ticket = _Weight.apply(self._notes, weight, bias)
         self._weight, self._bias = weight.detach(), None if bias is None else bias.detach()
 
-    def __call__(
-        self, inputs: Float[Tensor, "R I"], plus: Float[Tensor, "R N"] | None = None
-    ) -> Float[Tensor, "R N"]:
+    def __call__(self, inputs: Float[Tensor, "R I"], plus: Float[Tensor, "R N"] | None = None) -> Float[Tensor, "R N"]:
         """plus: what is added to it."""
         if plus is not None:
             plus = plus.to(self.dtype)

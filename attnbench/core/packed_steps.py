@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnbench.core import native
+from attnbench.core import gates, native
 from attnbench.core.inherit import is_outdated
 
 MOST = 64
@@ -165,19 +165,11 @@ def _parts(state: Any) -> tuple[Tensor, ...]:
 
 
 def _lstm(given: Float[Tensor, "R I"], state: State, products: list[Any]) -> State:
-    """Hochreiter & Schmidhuber 1997 with forget gates, as torch.nn.LSTM has it."""
     (product,), (hidden, cell) = products, state
-    gates = product(torch.cat([given, hidden], 1)).float()
-    enter, keep, new, leave = gates.chunk(4, 1)
-    cell = torch.addcmul(keep.sigmoid() * cell, enter.sigmoid(), new.tanh())
-    return leave.sigmoid() * cell.tanh(), cell
+    return gates.lstm(product(torch.cat([given, hidden], 1)).float(), cell)
 
 
 def _gru(given: Float[Tensor, "R I"], state: State, products: list[Any]) -> State:
-    """Cho et al. 2014, the reset gate after the product, as torch.nn.GRU has it."""
     (hidden,) = state
     ours, theirs = (product(each).float() for product, each in zip(products, (given, hidden), strict=True))
-    width = hidden.shape[1]
-    reset, keep = (ours[:, : 2 * width] + theirs[:, : 2 * width]).sigmoid_().chunk(2, 1)
-    new = torch.addcmul(ours[:, 2 * width :], reset, theirs[:, 2 * width :]).tanh_()
-    return (torch.lerp(new, hidden, keep),)
+    return (gates.gru(ours, theirs, hidden),)

@@ -22,14 +22,14 @@ State = tuple[Float[Tensor, "R W"], ...]
 
 
 def serves(layers: nn.RNNBase, inputs: Tensor) -> bool:
-    """Whether such layers are made here; they are torch's on other devices, and where there is no gradient."""
+    """Whether such layers are made here: on a processor, with gradients."""
     if inputs.device.type != "cpu" or not torch.is_grad_enabled() or not native.readable(inputs, *layers.parameters()):
         return False
     return type(layers) in (nn.LSTM, nn.GRU) and layers.bias and not layers.proj_size
 
 
 class Cell(Protocol):
-    """One layer in one direction, for one loop."""
+    """One layer in one direction, for one loop. States are of the weights' type, under autocast, too."""
 
     def ahead(self, early: Float[Tensor, "... E"]) -> Float[Tensor, "... G"]:
         """The part that `early` inputs have in the products of their steps."""
@@ -44,22 +44,22 @@ class _Lstm:
     def __init__(self, weights: Sequence[Tensor], early: int) -> None:
         of_input, of_state, input_bias, state_bias = weights
         bias = input_bias + state_bias
-        self._early = of_input[:, :early], bias
+        self._early, self._dtype = (of_input[:, :early], bias), of_state.dtype
         self._late = Deferred(torch.cat([of_input[:, early:], of_state], 1), None if early else bias)
 
     def ahead(self, early: Tensor) -> Tensor:
         return linear(early, *self._early)
 
     def __call__(self, ahead: Tensor | None, late: Tensor | None, state: State) -> State:
-        hidden, cell = state
-        given = hidden if late is None else torch.cat([late.to(hidden.dtype), hidden], 1)
-        return gates.lstm(self._late(given, ahead).to(cell.dtype), cell)
+        hidden, cell = (each.to(self._dtype) for each in state)
+        given = hidden if late is None else torch.cat([late.to(self._dtype), hidden], 1)
+        return gates.lstm(self._late(given, ahead).to(self._dtype), cell)
 
 
 class _Gru:
     def __init__(self, weights: Sequence[Tensor], early: int) -> None:
         of_input, of_state, input_bias, state_bias = weights
-        self._early = of_input[:, :early], input_bias
+        self._early, self._dtype = (of_input[:, :early], input_bias), of_state.dtype
         self._late = Deferred(of_input[:, early:], None if early else input_bias)
         self._own = Deferred(of_state, state_bias)
 
@@ -67,10 +67,10 @@ class _Gru:
         return linear(early, *self._early)
 
     def __call__(self, ahead: Tensor | None, late: Tensor | None, state: State) -> State:
-        (hidden,) = state
+        hidden = state[0].to(self._dtype)
         ours = ahead if late is None else self._late(late, ahead)
         assert ours is not None  # an input is early or late
-        return (gates.gru(ours.to(hidden.dtype), self._own(hidden).to(hidden.dtype), hidden),)
+        return (gates.gru(ours.to(self._dtype), self._own(hidden).to(self._dtype), hidden),)
 
 
 def _cell(layers: nn.RNNBase, place: int, early: int) -> Cell:
@@ -81,7 +81,7 @@ def _cell(layers: nn.RNNBase, place: int, early: int) -> Cell:
 def read(
     layers: nn.RNNBase, packed: PackedSequence, dropout: Callable[[Tensor], Tensor]
 ) -> tuple[PackedSequence, tuple[Float[Tensor, "N B W"], ...]]:
-    """What `layers` gives for packed rows; only where they are served. dropout: between layers."""
+    """What `layers` gives for packed rows; only where it `serves`. dropout: between layers."""
     data, sizes, last = packed.data, packed.batch_sizes.tolist(), []
     for layer in range(layers.num_layers):
         if layer:
@@ -137,11 +137,10 @@ def _read_back(
 
 
 class Steps:
-    """The layers over one target whose inputs are known but for what each step brings."""
+    """The layers over one target, whose tokens are known before, while what joins each of them is not; only where it
+    `serves`. early: the embedded tokens, each used by one call. dropout: between layers."""
 
-    def __init__(
-        self, layers: nn.RNNBase, early: Float[Tensor, "R T E"], dropout: Callable[[Tensor], Tensor]
-    ) -> None:
+    def __init__(self, layers: nn.RNNBase, early: Float[Tensor, "R T E"], dropout: Callable[[Tensor], Tensor]) -> None:
         self._cells = [_cell(layers, place, 0 if place else early.shape[2]) for place in range(layers.num_layers)]
         self._ahead = iter(self._cells[0].ahead(early.transpose(0, 1)).unbind())
         self._dropout = dropout

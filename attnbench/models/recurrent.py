@@ -33,9 +33,7 @@ from attnbench.models.fertility.base import FertilityField
 
 Cells = tuple[State, ...]
 """What each layer carries from step to step."""
-Run = Callable[
-    [Float[Tensor, "R 1 E"], Float[Tensor, "R F"] | None, Cells], tuple[Float[Tensor, "R 1 W"], Cells]
-]
+Run = Callable[[Float[Tensor, "R 1 E"], Float[Tensor, "R F"] | None, Cells], tuple[Float[Tensor, "R 1 W"], Cells]]
 """A step of the layers: of the embedded token, of what joins it, and of what they carry."""
 
 
@@ -183,7 +181,8 @@ class Encoder(nn.Module):
         """By torch's own layers, which wait for the lengths."""
         some = lengths.clamp(min=1).cpu()  # torch packs no empty row: it reads one token, which is forgotten
         packed = pack_padded_sequence(embedded, some, batch_first=True, enforce_sorted=False)
-        if _cells.serves(self.layers, packed.data):
+        mixed = int(packed.batch_sizes[0]) > int(packed.batch_sizes[-1])
+        if mixed and _cells.serves(self.layers, packed.data):  # rows of one length torch multiplies as fast
             states, last = _cells.read(self.layers, packed, self.between)
         else:
             with torch.autocast("cuda", enabled=False):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from attnbench.core import packed_steps
 from attnbench.core.packed import packed
+from attnbench.models import _cells
 from attnbench.models.base import Sizes, Source, models
 from attnbench.models.recurrent import Recurrent
 from attnbench.train.runtime import multiplies_bfloat16
@@ -145,6 +146,38 @@ def test_equals_the_equations(kind, raw):
     for row, length in enumerate(LENGTHS):
         by_hand = wanted(model, SOURCE[row, :length].tolist(), TARGET[row].tolist())
         torch.testing.assert_close(logits[row], by_hand, rtol=0, atol=1e-12)
+
+
+@KINDS
+@pytest.mark.parametrize("raw", [
+    {"input_feeding": "attentional"},
+    {"input_feeding": "context", "readout": "concat", "bidirectional": True},
+    {"query": "previous", "readout": "concat", "bidirectional": True},
+    {"attention": {"cross": {"module": "none"}}, "readout": "state"},
+], ids=lambda raw: "-".join(str(value) for value in raw.values()))  # fmt: skip
+def test_gradients_are_those_of_the_layers_of_torch(kind, raw, monkeypatch):
+    model, reads, loops = build({"kind": kind, **raw}), [], []
+    read, steps = _cells.read, _cells.Steps
+    monkeypatch.setattr(_cells, "read", lambda *given: (reads.append(1), read(*given))[1])
+    monkeypatch.setattr(_cells, "Steps", lambda *given: (loops.append(1), steps(*given))[1])
+    mine = found(model)
+    assert reads == [1]
+    assert len(loops) == (not model.at_once)
+    monkeypatch.setattr(_cells, "serves", lambda *given: False)
+    theirs = found(model)
+    assert len(reads) + len(loops) == 1 + (not model.at_once)
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+    upstream, of = torch.randn_like(mine), dict(model.named_parameters())
+    slopes = (torch.autograd.grad(each, list(of.values()), upstream) for each in (mine, theirs))
+    for name, own, other in zip(of, *slopes, strict=True):
+        torch.testing.assert_close(own, other, rtol=0, atol=1e-11, msg=name)
+
+
+@KINDS
+def test_rows_of_one_length_are_left_to_torch(kind, monkeypatch):
+    model = build({"kind": kind})
+    monkeypatch.setattr(_cells, "read", None)
+    model.encode(Source(SOURCE, torch.ones_like(SOURCE, dtype=torch.bool)))
 
 
 @KINDS
