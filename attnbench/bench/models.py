@@ -95,15 +95,15 @@ def fields_of(size: str, **more: Any) -> TransformerSpec:
     return spec
 
 
-def batches(count: int, device: torch.device) -> list[Batch]:
+def batches(count: int, device: torch.device, tokens: int | None = None) -> list[Batch]:
     """Training batches at equal distances from short sentences to long ones: a source has 25 words give or take 10, 4
-    to 60, a target as many give or take 3."""
+    to 60, a target as many give or take 3. tokens: padded ones a side, at most; None: TOKENS."""
     draw = np.random.default_rng(0)
     source = np.clip(np.rint(draw.normal(25, 10, 6000)), 4, 60).astype(int)
     target = np.clip(np.rint(source + draw.normal(0, 3, 6000)), 4, 60).astype(int)
     order = np.lexsort((source, target))
     widths = np.maximum(source, target)[order] + 1
-    whole = list(itertools.pairwise(cut(widths, TOKENS)))
+    whole = list(itertools.pairwise(cut(widths, tokens or TOKENS)))
     chosen = [whole[int((place + 0.5) * len(whole) / count)] for place in range(count)]
     return [_batch(source[order[a:b]], target[order[a:b]], draw, device) for a, b in chosen]
 

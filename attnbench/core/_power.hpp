@@ -9,9 +9,8 @@
 namespace {
 
 inline float power(float x) {
-    float kept = x < -87.3f ? -87.3f : x;
-    float n = std::floor(kept * 1.44269504f + 0.5f);
-    float r = kept - n * 0.693359375f + n * 2.12194440e-4f;
+    float n = std::floor((x > -87.3f ? x : -87.3f) * 1.44269504f + 0.5f);  // of NaN, too, a whole number
+    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
     float p = 1.9875691500e-4f;
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
@@ -19,7 +18,7 @@ inline float power(float x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    int32_t bits = ((int32_t)n + 127) << 23;
+    uint32_t bits = (uint32_t)((int32_t)n + 127) << 23;
     float scale;
     std::memcpy(&scale, &bits, 4);
     return x < -87.3f ? 0.0f : p * scale;

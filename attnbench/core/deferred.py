@@ -15,21 +15,24 @@ from torch import Tensor
 
 from attnbench.core.derivatives import once_differentiable
 
-_pass: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)  # torch has no public name for it
+# torch has no public names for these
+_pass: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
+_goes_to: Callable[[Any], bool] = getattr(torch._C, "_will_engine_execute_node", lambda _: True)
 
 Notes = dict[int, list[tuple[Float[Tensor, "R I"], Float[Tensor, "R N"]]]]
 """Of each backward pass: inputs of steps, and gradients at what they gave."""
 
 
 class Deferred:
-    """`x W^T + b` for one loop, under the autocast in which it is made; differentiable once.
+    """`x W^T + b` for one loop, in the type of the autocast under which it is made; differentiable once.
 
     weight: [N, I]. bias: [N], or None. Both may be results of other operations.
     """
 
     def __init__(self, weight: Float[Tensor, "N I"], bias: Float[Tensor, "N"] | None = None) -> None:
         kind = weight.device.type
-        self.dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        lower = torch.is_autocast_enabled(kind) and weight.dtype != torch.float64
+        self.dtype = torch.get_autocast_dtype(kind) if lower else weight.dtype
         weight, bias = weight.to(self.dtype), None if bias is None else bias.to(self.dtype)
         self._notes: Notes = {}
         self._ticket = _Weight.apply(self._notes, weight, bias)
@@ -68,19 +71,20 @@ class _Step(torch.autograd.Function):
     def forward(
         ctx: Any, inputs: Tensor, plus: Tensor | None, ticket: Tensor, notes: Notes, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
-        ctx.notes = notes
+        ctx.notes, ctx.ticket = notes, ticket.grad_fn
         ctx.save_for_backward(inputs, weight)
         if bias is not None and plus is not None:
             plus = plus + bias
         added = bias if plus is None else plus
-        return inputs @ weight.t() if added is None else torch.addmm(added, inputs, weight.t())
+        with torch.autocast(inputs.device.type, enabled=False):
+            return inputs @ weight.t() if added is None else torch.addmm(added, inputs, weight.t())
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
         (grad,) = grads
-        if ctx.needs_input_grad[2]:
-            ctx.notes.setdefault(_pass(), []).append((inputs, grad))
+        if ctx.needs_input_grad[2] and _goes_to(ctx.ticket):  # where no pass of it goes nobody would take the notes
+            ctx.notes.setdefault(_pass(), []).append((inputs.detach(), grad))  # with its graph it would hold itself
         to_inputs = grad @ weight if ctx.needs_input_grad[0] else None
         return to_inputs, grad if ctx.needs_input_grad[1] else None, None, None, None, None

@@ -18,6 +18,9 @@ from attnbench.core.derivatives import once_differentiable
 
 _SOURCE = Path(__file__).with_name("_gates.cpp")
 
+State = tuple[Float[Tensor, "R W"], ...]
+"""What a layer carries: (h,) of a GRU, (h, c) of an LSTM."""
+
 
 def lstm(
     products: Float[Tensor, "R 4*W"], cell: Float[Tensor, "R W"]
@@ -45,7 +48,7 @@ def gru(
     width = hidden.shape[1]
     reset, keep = (ours[:, : 2 * width] + theirs[:, : 2 * width]).sigmoid().chunk(2, 1)
     new = torch.addcmul(ours[:, 2 * width :], reset, theirs[:, 2 * width :]).tanh()
-    return torch.lerp(new, hidden, keep)
+    return torch.addcmul(new, keep, hidden - new)
 
 
 def _serves(*given: Tensor) -> bool:

@@ -17,12 +17,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnbench.core import gates, native
+from attnbench.core.gates import State
 from attnbench.core.inherit import is_outdated
 
 MOST = 64
 """Rows of recurrent layers; with more of them torch's are about as fast."""
-State = tuple[Float[Tensor, "R W"], ...]
-"""(h,) of a GRU, (h, c) of an LSTM."""
 Pack = Callable[[Tensor, Tensor], Any]
 """Of a weight and a bias makes what multiplies, as packed.py has it."""
 

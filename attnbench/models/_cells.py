@@ -5,8 +5,9 @@ two.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -16,65 +17,79 @@ from torch.nn.utils.rnn import PackedSequence
 
 from attnbench.core import gates, native
 from attnbench.core.deferred import Deferred
+from attnbench.core.gates import State
 
-State = tuple[Float[Tensor, "R W"], ...]
-"""(h,) of a GRU, (h, c) of an LSTM."""
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_modules: Any = nn.modules.module  # whose hooks of all modules have no public name
 
 
 def serves(layers: nn.RNNBase, inputs: Tensor) -> bool:
-    """Whether such layers are made here: on a processor, with gradients."""
+    """Whether such layers are made here: on a processor, with gradients, where nobody looks at what they take and
+    give."""
     if inputs.device.type != "cpu" or not torch.is_grad_enabled() or not native.readable(inputs, *layers.parameters()):
         return False
-    return type(layers) in (nn.LSTM, nn.GRU) and layers.bias and not layers.proj_size
+    if type(layers) not in (nn.LSTM, nn.GRU) or not layers.bias or layers.proj_size or "forward" in vars(layers):
+        return False
+    return not any(getattr(layers, each) or getattr(_modules, f"_global{each}") for each in _HOOKS)
 
 
-class Cell(Protocol):
+class _Cell(ABC):
     """One layer in one direction, for one loop. States are of the weights' type, under autocast, too."""
 
+    states: ClassVar[int]
+    """Numbers of a unit that are carried on."""
+
+    def __init__(self, weights: Sequence[Tensor], early: int, bias: Float[Tensor, "G"]) -> None:
+        """weights: as `all_weights` of torch's layers has them. early: inputs that are known before the loop, the first
+        ones. bias: what is added once to all that the inputs have in the products."""
+        self._early, self._like = (weights[0][:, :early], bias), weights[1]
+
+    def zeros(self, rows: int) -> State:
+        """What rows carry that have read nothing."""
+        return (self._like.new_zeros(rows, self._like.shape[1]),) * self.states
+
     def ahead(self, early: Float[Tensor, "... E"]) -> Float[Tensor, "... G"]:
-        """The part that `early` inputs have in the products of their steps."""
-        ...
+        """The part that early inputs have in the products of their steps."""
+        return linear(early, *self._early)
 
+    @abstractmethod
     def __call__(self, ahead: Float[Tensor, "R G"] | None, late: Float[Tensor, "R F"] | None, state: State) -> State:
-        """One step. late: inputs behind the early ones."""
-        ...
+        """One step. ahead: None where no input is early. late: the others; None where all are early."""
 
 
-class _Lstm:
+class _Lstm(_Cell):
+    states = 2
+
     def __init__(self, weights: Sequence[Tensor], early: int) -> None:
         of_input, of_state, input_bias, state_bias = weights
         bias = input_bias + state_bias
-        self._early, self._dtype = (of_input[:, :early], bias), of_state.dtype
+        super().__init__(weights, early, bias)
         self._late = Deferred(torch.cat([of_input[:, early:], of_state], 1), None if early else bias)
 
-    def ahead(self, early: Tensor) -> Tensor:
-        return linear(early, *self._early)
-
     def __call__(self, ahead: Tensor | None, late: Tensor | None, state: State) -> State:
-        hidden, cell = (each.to(self._dtype) for each in state)
-        given = hidden if late is None else torch.cat([late.to(self._dtype), hidden], 1)
-        return gates.lstm(self._late(given, ahead).to(self._dtype), cell)
+        hidden, cell = (each.to(self._like.dtype) for each in state)
+        given = hidden if late is None else torch.cat([late.to(hidden.dtype), hidden], 1)
+        return gates.lstm(self._late(given, ahead).to(cell.dtype), cell)
 
 
-class _Gru:
+class _Gru(_Cell):
+    states = 1
+
     def __init__(self, weights: Sequence[Tensor], early: int) -> None:
         of_input, of_state, input_bias, state_bias = weights
-        self._early, self._dtype = (of_input[:, :early], input_bias), of_state.dtype
+        super().__init__(weights, early, input_bias)
         self._late = Deferred(of_input[:, early:], None if early else input_bias)
-        self._own = Deferred(of_state, state_bias)
-
-    def ahead(self, early: Tensor) -> Tensor:
-        return linear(early, *self._early)
+        self._own = Deferred(of_state, state_bias)  # the reset gate stands between the two
 
     def __call__(self, ahead: Tensor | None, late: Tensor | None, state: State) -> State:
-        hidden = state[0].to(self._dtype)
+        hidden = state[0].to(self._like.dtype)
         ours = ahead if late is None else self._late(late, ahead)
         assert ours is not None  # an input is early or late
-        return (gates.gru(ours.to(self._dtype), self._own(hidden).to(self._dtype), hidden),)
+        return (gates.gru(ours.to(hidden.dtype), self._own(hidden).to(hidden.dtype), hidden),)
 
 
-def _cell(layers: nn.RNNBase, place: int, early: int) -> Cell:
-    """The layer, or the direction of one, whose weights stand at `place`; the first `early` of its inputs are early."""
+def _cell(layers: nn.RNNBase, place: int, early: int) -> _Cell:
+    """The layer, or the direction of one, whose weights stand at `place`."""
     return (_Lstm if isinstance(layers, nn.LSTM) else _Gru)(layers.all_weights[place], early)
 
 
@@ -89,7 +104,7 @@ def read(
         ways = []
         for direction in range(2 if layers.bidirectional else 1):
             cell = _cell(layers, len(last), data.shape[1])
-            made, state = (_read_back if direction else _read)(cell, data, sizes, _zeros(layers, data))
+            made, state = (_read_back if direction else _read)(cell, data, sizes)
             ways.append(made)
             last.append(state)
         data = torch.cat(ways, 1) if len(ways) > 1 else ways[0]
@@ -100,17 +115,9 @@ def read(
     return packed._replace(data=data), ends
 
 
-def _zeros(layers: nn.RNNBase, data: Float[Tensor, "N I"]) -> Callable[[int], State]:
-    """States of so many rows that have read nothing."""
-    like, states = layers.all_weights[0][1], 2 if isinstance(layers, nn.LSTM) else 1
-    return lambda rows: (like.new_zeros(rows, layers.hidden_size),) * states
-
-
-def _read(
-    cell: Cell, data: Float[Tensor, "N I"], sizes: Sequence[int], zeros: Callable[[int], State]
-) -> tuple[Float[Tensor, "N W"], State]:
+def _read(cell: _Cell, data: Float[Tensor, "N I"], sizes: Sequence[int]) -> tuple[Float[Tensor, "N W"], State]:
     """Rows end one after the other, the last ones first."""
-    state, states, ended = zeros(sizes[0]), [], []
+    state, states, ended = cell.zeros(sizes[0]), [], []
     for ahead in cell.ahead(data).split(sizes):
         rows, gone = len(ahead), len(state[0]) - len(ahead)
         if gone:
@@ -122,15 +129,13 @@ def _read(
     return torch.cat(states), tuple(torch.cat(parts) for parts in zip(state, *reversed(ended), strict=True))
 
 
-def _read_back(
-    cell: Cell, data: Float[Tensor, "N I"], sizes: Sequence[int], zeros: Callable[[int], State]
-) -> tuple[Float[Tensor, "N W"], State]:
+def _read_back(cell: _Cell, data: Float[Tensor, "N I"], sizes: Sequence[int]) -> tuple[Float[Tensor, "N W"], State]:
     """Rows begin one after the other, the first ones first."""
-    state, states = zeros(sizes[-1]), []
+    state, states = cell.zeros(sizes[-1]), []
     for ahead in reversed(cell.ahead(data).split(sizes)):
         more = len(ahead) - len(state[0])
         if more:
-            state = tuple(torch.cat(parts) for parts in zip(state, zeros(more), strict=True))
+            state = tuple(torch.cat(parts) for parts in zip(state, cell.zeros(more), strict=True))
         state = cell(ahead, None, state)
         states.append(state[0])
     return torch.cat(states[::-1]), state
@@ -146,9 +151,12 @@ class Steps:
         self._dropout = dropout
 
     def __call__(self, late: Float[Tensor, "R F"] | None, before: Sequence[State]) -> tuple[State, ...]:
-        """The states of the layers after the next step."""
+        """The states of the layers after the next step. Raises ValueError behind the last one."""
+        ahead = next(self._ahead, None)
+        if ahead is None:
+            raise ValueError("the target has no more tokens")
         first, *others = zip(self._cells, before, strict=True)
-        after = [first[0](next(self._ahead), late, first[1])]
+        after = [first[0](ahead, late, first[1])]
         for cell, state in others:
             after.append(cell(None, self._dropout(after[-1][0]), state))
         return tuple(after)

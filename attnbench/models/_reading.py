@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-State = tuple[Float[Tensor, "B W"], ...]
-"""(h,) of a GRU, (h, c) of an LSTM."""
+from attnbench.core.gates import State
 
 
 def read(

@@ -25,8 +25,8 @@ from attnbench.attention.spec import CrossSpec
 from attnbench.attention.types import Dims, History, Memory, Positions
 from attnbench.core import waiting
 from attnbench.core.dropout import Dropout
+from attnbench.core.gates import State
 from attnbench.models import _cells
-from attnbench.models._cells import State
 from attnbench.models._reading import read
 from attnbench.models.base import Decoded, ModelSpec, Seq2SeqModel, Sizes, Source, Wanted, receive
 from attnbench.models.fertility.base import FertilityField

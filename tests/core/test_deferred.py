@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -62,9 +64,11 @@ def test_the_weight_gets_one_gradient_of_all_steps():
 
 def test_each_backward_pass_counts_its_own_steps():
     inputs, _, weight, bias = drawn()
-    found = loop(Deferred(weight, bias), inputs, None)
+    layer = Deferred(weight, bias)
+    found = loop(layer, inputs, None)
     (alone,) = torch.autograd.grad(found.sum(), weight, retain_graph=True)
     torch.autograd.grad(found.sum(), inputs, retain_graph=True)  # which leaves the weight out
+    assert not layer._notes
     (again,) = torch.autograd.grad(found.sum(), weight, retain_graph=True)
     (part,) = torch.autograd.grad(found[:2].sum(), weight)
     assert torch.equal(alone, again)
@@ -104,6 +108,40 @@ def test_under_autocast_products_are_of_its_type_and_gradients_of_the_weights():
     assert weight.grad.dtype == torch.float32
     (exact,) = torch.autograd.grad(loop(plain(weight, bias), inputs, plus).sum(), weight)
     torch.testing.assert_close(weight.grad, exact, rtol=0.05, atol=0.05 * float(exact.abs().max()))
+
+
+def test_a_pass_that_fails_holds_nothing_when_its_graph_is_gone():
+    inputs, _, weight, bias = drawn()
+    given = inputs * 1  # whose gradient fails, when all steps have been noted
+
+    def fail(_: Tensor) -> None:
+        raise MemoryError
+
+    given.register_hook(fail)
+    found = loop(Deferred(weight, bias), given, None)
+    kept = weakref.ref(given)
+    with pytest.raises(MemoryError):
+        found.sum().backward()
+    del given, found
+    gc.collect()
+    assert kept() is None
+
+
+def test_in_a_type_that_autocast_leaves_alone_it_stays():
+    inputs, plus, weight, bias = drawn()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = loop(Deferred(weight, bias), inputs, plus)
+    assert torch.equal(found, loop(Deferred(weight, bias), inputs, plus))
+
+
+def test_it_is_of_the_autocast_in_which_it_was_made():
+    inputs, _, weight, bias = drawn(torch.float32)
+    layer = Deferred(weight, bias)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = layer(inputs[0])
+    assert found.dtype == torch.float32
+    found.sum().backward()
+    assert weight.grad is not None
 
 
 def test_a_weight_that_was_changed_in_between_is_refused():

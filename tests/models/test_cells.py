@@ -139,6 +139,31 @@ def test_it_serves_what_is_trained_on_a_processor(kind: Any):
 
 
 @KINDS
+@pytest.mark.parametrize("where", ["register_forward_pre_hook", "register_forward_hook", "register_full_backward_hook"])
+def test_who_looks_at_the_layers_sees_them(kind: Any, where: str):
+    module, inputs = layers(kind), torch.randn(2, 3, 4, dtype=torch.float64)
+    held = getattr(module, where)(lambda *_: None)
+    assert not _cells.serves(module, inputs)
+    held.remove()
+    assert _cells.serves(module, inputs)
+    of_all = getattr(nn.modules.module, where.replace("register_", "register_module_"))(lambda *_: None)
+    assert not _cells.serves(module, inputs)
+    of_all.remove()
+    module.forward = module.forward
+    assert not _cells.serves(module, inputs)
+
+
+@KINDS
+def test_a_target_has_as_many_steps_as_tokens(kind: Any):
+    module = layers(kind, 1)
+    start = ((torch.zeros(2, 6, dtype=torch.float64),) * (2 if kind is nn.LSTM else 1),)
+    steps = _cells.Steps(module, torch.randn(2, 1, 4, dtype=torch.float64), keep)
+    steps(None, start)
+    with pytest.raises(ValueError, match="no more tokens"):
+        steps(None, start)
+
+
+@KINDS
 def test_it_leaves_what_is_mapped_over_to_torch(kind: Any):
     module, served = layers(kind), []
 
