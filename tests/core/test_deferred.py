@@ -114,15 +114,17 @@ def test_a_pass_that_fails_holds_nothing_when_its_graph_is_gone():
     inputs, _, weight, bias = drawn()
     given = inputs * 1  # whose gradient fails, when all steps have been noted
 
-    def fail(_: Tensor) -> None:
-        raise MemoryError
+    class Fail:
+        def __call__(self, _: Tensor) -> None:
+            raise MemoryError
 
-    given.register_hook(fail)
+    hook = Fail()
+    kept = weakref.ref(hook)  # which the graph holds
+    given.register_hook(hook)
     found = loop(Deferred(weight, bias), given, None)
-    kept = weakref.ref(given)
     with pytest.raises(MemoryError):
         found.sum().backward()
-    del given, found
+    del given, found, hook
     gc.collect()
     assert kept() is None
 
