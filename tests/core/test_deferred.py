@@ -112,7 +112,7 @@ def test_under_autocast_products_are_of_its_type_and_gradients_of_the_weights():
 
 def test_a_pass_that_fails_holds_nothing_when_its_graph_is_gone():
     inputs, _, weight, bias = drawn()
-    given = inputs * 1  # whose gradient fails, when all steps have been noted
+    layer, given = Deferred(weight, bias), inputs * 1  # autograd comes to the later one first
 
     class Fail:
         def __call__(self, _: Tensor) -> None:
@@ -121,10 +121,10 @@ def test_a_pass_that_fails_holds_nothing_when_its_graph_is_gone():
     hook = Fail()
     kept = weakref.ref(hook)  # which the graph holds
     given.register_hook(hook)
-    found = loop(Deferred(weight, bias), given, None)
+    found = loop(layer, given, None)
     with pytest.raises(MemoryError):
         found.sum().backward()
-    del given, found, hook
+    del layer, given, found, hook
     gc.collect()
     assert kept() is None
 
