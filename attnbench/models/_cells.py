@@ -1,6 +1,10 @@
 """Recurrent layers for training on a processor: what is known of the inputs of all steps is multiplied at once before
 the loop, what weights' gradients are made of at once behind it, and a step between makes one product a layer, of a GRU
 two.
+
+Measured against torch's layers, in turns, two threads of AVX2, forward and backward: encoders over rows of several
+lengths 1.1 to 1.5 times as fast (128 to 512 wide, 25 to 161 rows), decoders of an LSTM that are fed 1.1 to 1.9 times,
+those of a GRU as fast. Of rows of one length torch's LSTM, one operation, is the faster one: 1.2 times.
 """
 
 from __future__ import annotations

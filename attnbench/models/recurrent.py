@@ -182,7 +182,7 @@ class Encoder(nn.Module):
         some = lengths.clamp(min=1).cpu()  # torch packs no empty row: it reads one token, which is forgotten
         packed = pack_padded_sequence(embedded, some, batch_first=True, enforce_sorted=False)
         mixed = int(packed.batch_sizes[0]) > int(packed.batch_sizes[-1])
-        if mixed and _cells.serves(self.layers, packed.data):  # rows of one length torch multiplies as fast
+        if mixed and _cells.serves(self.layers, packed.data):  # for rows of one length torch has one operation
             states, last = _cells.read(self.layers, packed, self.between)
         else:
             with torch.autocast("cuda", enabled=False):
