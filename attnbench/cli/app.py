@@ -45,8 +45,9 @@ def options(
 ) -> None:
     """Results go to stdout, progress to stderr.
 
-    Exit codes: 0 ok, 1 a run failed, 2 bad usage or spec, 3 an optional package or hardware is missing,
-    4 data cannot be had, 130 interrupted, 143 ended by SIGTERM (what was reached is kept).
+    Exit codes: 0 ok, 1 a run failed or `speed --compare` found one slower or gone, 2 bad usage or spec, 3 an optional
+    package or hardware is missing, 4 data cannot be had, 130 interrupted, 143 ended by SIGTERM; what was reached is
+    kept.
     """
     if no_color:
         os.environ["NO_COLOR"] = "1"

@@ -35,7 +35,13 @@ def speed(
         What | None, typer.Argument(help="What to time; ops: transforms and attention. Left out: ops, train, decode.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller cases: a minute instead of many.")] = False,
-    size: Annotated[str | None, typer.Option("--size", help="Of models: tiny, mini, iwslt, base; with commas.")] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            "--size",
+            help="Of models: tiny, mini (two layers), iwslt, base; with commas. Left out: mini,iwslt; --quick: tiny.",
+        ),
+    ] = None,
     only: Annotated[
         str | None,
         typer.Option("--only", help="Mechanisms beside softmax: topk, entmax15, window, one of your own; with commas."),

@@ -11,7 +11,10 @@ from attnbench.cli import common
 
 def sweep_k(
     spec: common.SpecPath = None,
-    k: Annotated[str | None, typer.Option("--k", help="Budgets with commas, like 1,2,4,8,16,inf.")] = None,
+    k: Annotated[
+        str | None,
+        typer.Option("--k", help="Budgets with commas, like 1,4,inf. Left out: the spec's own, else 1,2,4,8,16,inf."),
+    ] = None,
     seed: common.Seed = None,
     seeds: common.Seeds = None,
     jobs: common.Jobs = 1,

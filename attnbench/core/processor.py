@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -33,16 +34,18 @@ def identity() -> bytes:
 def usable_cores() -> int:
     """The cores this process is bound to, no more than its container may use of them (a quota, rounded up), and no more
     than OMP_NUM_THREADS where that is set."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    asked = _asked()
-    limits = [*map(math.ceil, _quotas()), *([] if asked is None else [asked])]
-    return min([cores, *(limit for limit in limits if limit > 0)])
+    return min(_given_cores(), _asked() or sys.maxsize)
 
 
 def cores_are_limited() -> bool:
     """Whether OMP_NUM_THREADS lets this process use fewer of them than it might."""
-    asked = _asked()
-    return asked is not None and usable_cores() == asked
+    return usable_cores() < _given_cores()
+
+
+def _given_cores() -> int:
+    """Whatever OMP_NUM_THREADS says."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min([cores, *(limit for limit in map(math.ceil, _quotas()) if limit > 0)])
 
 
 def _asked() -> int | None:

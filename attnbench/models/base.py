@@ -63,7 +63,8 @@ class ModelSpec(Spec):
 
     kind: str
     sequential: ClassVar[bool] = False
-    """True: the decoder runs step by step in training too, so history-dependent transforms are admitted."""
+    """Whether the decoder can go step by step in training, too, as stages that look back want it. A model that cannot
+    refuses those itself (models/_parallel.py)."""
 
     @property
     def attends(self) -> bool:

@@ -178,7 +178,7 @@ class Encoder(nn.Module):
         return states.masked_fill(empty[:, None], 0.0), cells
 
     def _read(self, embedded: Float[Tensor, "B S E"], lengths: Int[Tensor, "B"]) -> tuple[Float[Tensor, "B S D"], Any]:
-        """By torch's own layers, which wait for the lengths."""
+        """Of packed rows, which waits for the lengths."""
         some = lengths.clamp(min=1).cpu()  # torch packs no empty row: it reads one token, which is forgotten
         packed = pack_padded_sequence(embedded, some, batch_first=True, enforce_sorted=False)
         mixed = int(packed.batch_sizes[0]) > int(packed.batch_sizes[-1])

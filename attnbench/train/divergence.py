@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 
 def first_nonfinite(model: nn.Module, forward: Callable[[], Any]) -> str | None:
-    """Run `forward` once more and name the first module whose output, or the parameter, that is NaN or infinite; None
-    where all are finite."""
+    """Name the parameter that is NaN or infinite, else, by running `forward` once more, the first module whose output
+    is, else the parameter whose gradient is; None where all are finite."""
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
             return f"parameter {name}"

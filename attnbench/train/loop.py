@@ -62,7 +62,7 @@ class TrainingOutcome(NamedTuple):
 
     @property
     def diverged(self) -> bool:
-        """A number stopped being one."""
+        """A number stopped being one, or the loss rose far and stayed there."""
         return self.ending.kind == "diverged"
 
     @property

@@ -1,6 +1,6 @@
 """Memory that updates take where every batch has a shape of its own, as batches of text do.
 
-    python experiments/speed/memory_of_batches.py --size mini --batches 40
+    python memory_of_batches.py --size mini --batches 40
 
 The batches and models of `attnbench speed train`, which times two batches. Each case is a process of its own that meets
 all batches twice; its peak is what the system counts, on Linux. ONEDNN_PRIMITIVE_CACHE_CAPACITY and LRU_CACHE_CAPACITY

@@ -1,11 +1,11 @@
 """Training of LSTM and GRU models of the papers: layers as attnbench trains them on a processor (models/_cells.py), and
 torch's own in their place.
 
-    python experiments/speed/recurrent_training.py --rounds 5
+    python recurrent_training.py --rounds 5
 
-Updates on batches of random words, as those of `attnbench speed train`: forward, backward, clipping and Adam, in turns
-in one process; everything but the layers is the same. A multiple is the median of those of single rounds, with the
-least and the most of them.
+Updates with a vocabulary of 10,000 words on batches of random ones, as those of `attnbench speed train`: forward,
+backward, clipping and Adam, in turns in one process; everything but the layers is the same. A multiple is the median of
+those of single rounds, with the least and the most of them.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from attnbench.core import processor
-from attnbench.core.processor import name, usable_cores
+from attnbench.core.processor import cores_are_limited, name, usable_cores
 
 
 @pytest.mark.parametrize(("asked", "cores"), [
@@ -18,6 +18,14 @@ def test_threads_are_those_the_process_may_use(monkeypatch, asked, cores):
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
     monkeypatch.setattr(processor, "_quotas", lambda: [])
     assert usable_cores() == cores
+
+
+@pytest.mark.parametrize(("asked", "limited"), [("1", True), ("3", True), ("4", False), ("9", False), ("", False)])
+def test_cores_are_limited_where_more_could_be_used(monkeypatch, asked, limited):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 4, 5}, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    monkeypatch.setattr(processor, "_quotas", lambda: [])
+    assert cores_are_limited() == limited
 
 
 @pytest.mark.parametrize(("quotas", "cores"), [([], 4), ([0.5], 1), ([2.0, 3.5], 2), ([2.5], 3), ([64.0], 4)])
