@@ -23,11 +23,11 @@ State = tuple[Float[Tensor, "R W"], ...]
 
 
 def lstm(
-    products: Float[Tensor, "R 4*W"], cell: Float[Tensor, "R W"]
+    products: Float[Tensor, "R G"], cell: Float[Tensor, "R W"]
 ) -> tuple[Float[Tensor, "R W"], Float[Tensor, "R W"]]:
     """(hidden, cell) after a step (Hochreiter & Schmidhuber 1997, with forget gates), as torch.nn.LSTM has it.
 
-    products: what the four gates enter, keep, new and leave make of input and state. Both are one type.
+    products: of the gates enter, keep, new and leave, of input and state together; G = 4 W. Both are one type.
     """
     if _serves(products, cell):
         return _Lstm.apply(products, cell)  # pyright: ignore[reportReturnType]
@@ -36,12 +36,10 @@ def lstm(
     return leave.sigmoid() * cell.tanh(), cell
 
 
-def gru(
-    ours: Float[Tensor, "R 3*W"], theirs: Float[Tensor, "R 3*W"], hidden: Float[Tensor, "R W"]
-) -> Float[Tensor, "R W"]:
+def gru(ours: Float[Tensor, "R G"], theirs: Float[Tensor, "R G"], hidden: Float[Tensor, "R W"]) -> Float[Tensor, "R W"]:
     """The state after a step (Cho et al. 2014, the reset gate after the product), as torch.nn.GRU has it.
 
-    ours, theirs: what the gates reset, keep and new make of the input, and of the state. All are one type.
+    ours, theirs: of the gates reset, keep and new, of the input and of the state; G = 3 W. All are one type.
     """
     if _serves(ours, theirs, hidden):
         return _Gru.apply(ours, theirs, hidden)  # pyright: ignore[reportReturnType]
