@@ -9,11 +9,12 @@ namespace {
 
 constexpr int64_t SERIAL = 1 << 13;  // units up to here are one thread's work
 
+// to 3 ulp
 inline float sigmoid(float x) {
     float small = power(-std::fabs(x)), near = 1 / (1 + small);
     return x < 0 ? small * near : near;
 }
-// to 3 ulp: near 0 by the polynomial of Cephes (tanhf)
+// to 2 ulp: near 0 by the polynomial of Cephes (tanhf)
 inline float tangent(float x) {
     float square = x * x;
     float near = -5.70498872745e-3f;
@@ -29,8 +30,8 @@ inline float tangent(float x) {
 
 }  // namespace
 
-// products: rows x 4 x units, of the gates enter, keep, new and leave; made, as large: these gates. cell, after, hidden:
-// rows x units.
+// products: rows x 4 x units, of the gates enter, keep, new and leave; made, as large: these gates. cell, after and
+// hidden: rows x units.
 extern "C" void attnbench_lstm(
     const float* products, const float* cell, float* made, float* after, float* hidden, int64_t rows, int64_t units,
     int threads) {
@@ -54,7 +55,8 @@ extern "C" void attnbench_lstm(
     }
 }
 
-// at_hidden, at_after: gradients, of which either may be null. to_products, as large as `made`, and to_cell: what is sought.
+// at_hidden, at_after: gradients, of which either may be null. to_products, as large as `made`, and to_cell: what is
+// sought.
 extern "C" void attnbench_lstm_backward(
     const float* at_hidden, const float* at_after, const float* made, const float* cell, const float* after,
     float* to_products, float* to_cell, int64_t rows, int64_t units, int threads) {
@@ -63,7 +65,8 @@ extern "C" void attnbench_lstm_backward(
     for (int64_t row = 0; row < rows; ++row) {
         const float *gates = made + row * 4 * units, *before = cell + row * units, *now = after + row * units;
         float *back = to_products + row * 4 * units, *out = to_cell + row * units;
-        const float *hidden = at_hidden ? at_hidden + row * units : nullptr, *later = at_after ? at_after + row * units : nullptr;
+        const float* hidden = at_hidden ? at_hidden + row * units : nullptr;
+        const float* later = at_after ? at_after + row * units : nullptr;
 #pragma omp simd
         for (int64_t i = 0; i < units; ++i) {
             float enter = gates[i], keep = gates[units + i], fresh = gates[2 * units + i], leave = gates[3 * units + i];

@@ -246,7 +246,7 @@ class Recurrent(Seq2SeqModel):
             output = self.attention(states, memory.cross, positions, need_weights=need_weights)
             hidden, weights = self._read(states, output.context, embedded), output.weights
         else:
-            state, run = self._start(memory), self._runs(embedded)
+            state, run = self._start(memory), self._choose_run(embedded)
             parts, maps = [], []
             for word in embedded.split(1, dim=1):  # slices would each have a gradient as large as the whole
                 part, state, each = self._advance(memory.cross, state, word, need_weights, run)
@@ -314,8 +314,8 @@ class Recurrent(Seq2SeqModel):
             states, after = self.decoder(inputs, before[0] if len(before) == 1 else before)
         return states, tuple(zip(*(after if len(before) > 1 else (after,)), strict=True))
 
-    def _runs(self, embedded: Float[Tensor, "R T E"]) -> Run:
-        """How the steps of one target are made, in turn."""
+    def _choose_run(self, embedded: Float[Tensor, "R T E"]) -> Run:
+        """What makes the steps of one target, in turn."""
         if not _cells.serves(self.decoder, embedded):
             return self._run
         steps = _cells.Steps(self.decoder, embedded, self.between)

@@ -106,7 +106,7 @@ def test_nan_stays_in_its_unit_and_infinities_saturate(kind: str):
 
 @needs_compiler
 @KINDS
-def test_a_row_less_batch_and_a_second_derivative(kind: str):
+def test_there_may_be_no_rows_and_there_is_no_second_derivative(kind: str):
     empty = [each[:0] for each in given(kind, 2, 4)]
     assert made(kind, empty)[0].shape == (0, 4)
     of = given(kind, 2, 4)
