@@ -34,7 +34,10 @@ _ROOT = "ATTNBENCH_TESTS"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """No test reads or fills the user's cache: each process has its own; compiled code is shared."""
+    """No test reads or fills the user's cache: each process has its own; compiled code is shared. Workers that have no
+    test left take some of another's."""
+    if config.getoption("dist", "no") == "load":
+        config.option.dist = "worksteal"
     pytest.register_assert_rewrite("fused_laws")  # what fails in tests/cases says what it found, too
     if _ROOT not in os.environ:
         os.environ[_ROOT] = tempfile.mkdtemp(prefix="attnbench-tests-")

@@ -141,7 +141,7 @@ def test_best_keys_whose_places_are_of_one_class(name, masked, classes, monkeypa
     """More than the four of a class that are kept: the search goes on."""
     monkeypatch.setattr(fused, "_classes", lambda *given: classes)
     monkeypatch.setitem(TRANSFORMS, "topk, k = 9", (Fused("topk", 9), build_transform("topk", k=9)))
-    query, keys, values = given((1, 2, 70, 600, 16, 16))
+    query, keys, values = given((1, 1, 70, 600, 16, 16))
     with torch.no_grad():
         query.abs_().mul_(0.05)
         keys[:, :, 5::64] += 3.0
@@ -428,7 +428,7 @@ def test_short_rows_are_computed_in_one_go(name, causal, queries, keys, monkeypa
     monkeypatch.setattr(fused.kernels().backward, "backward_short", Watched(short, called))
     valid = torch.ones(2, keys, dtype=torch.bool)
     valid[0, keys - 7 :] = False
-    half = given((2, 2, queries, keys, 24, 40))
+    half = given((2, 1, queries, keys, 24, 40))
     found, wanted = both(name, half, valid=valid, causal=causal and queries <= keys)
     close(found[:1], wanted[:1])
     largest = max(float(each.abs().max()) for each in wanted[1:])  # gradients for keys are sums over queries

@@ -1,4 +1,8 @@
-"""The Triton kernels compile for a GPU, and fit where least shared memory is to be had."""
+"""The Triton kernels compile for a GPU, and fit where least shared memory is to be had.
+
+Each is made into machine code for small blocks; for those that ship, up to what LLVM would be given, which by then has
+its shared memory: the rest is most of the time.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,11 @@ from attnbench.attention.backends import fused
 pytestmark = pytest.mark.skipif(fused.kernels() is None, reason="Triton is not installed")
 
 _BUILD = """
+from functools import partial
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import compiler
 from triton.compiler import ASTSource
 from attnbench.attention.backends import _backward, _forward, _listed, _peaks, _rough, fused
 from attnbench.attention.transforms import _bounded_kernels, _row_kernels
@@ -34,7 +40,23 @@ POINTERS = {
     **dict.fromkeys(WHOLE, "*fp32"), **dict.fromkeys(NUMBERS, "*i32"),
 }
 
-def build(kernel, half="*bf16", target=89, num_warps=4, num_stages=2, maxnreg=None, **fixed):
+class Lowered(Exception):  # all is done but LLVM's part and what follows it; with the bytes of shared memory
+    pass
+
+to_module, make_llir = compiler.llvm.to_module, compiler.CUDABackend.make_llir
+
+def stop(*given):
+    raise Lowered
+
+def up_to_llvm(self, module, *given):
+    try:
+        return make_llir(self, module, *given)
+    except Lowered:
+        raise Lowered(module.get_int_attr("ttg.shared")) from None
+
+compiler.CUDABackend.make_llir = up_to_llvm
+
+def made(then, kernel, half="*bf16", target=89, num_warps=4, num_stages=2, maxnreg=None, **fixed):
     names = kernel.arg_names
     fixed = {name: value for name, value in {**FIXED, **fixed}.items() if name in names}
     pointers = {**POINTERS, **dict.fromkeys(HALF, half)}
@@ -44,8 +66,14 @@ def build(kernel, half="*bf16", target=89, num_warps=4, num_stages=2, maxnreg=No
         constexprs={(names.index(name),): value for name, value in fixed.items()},
     )
     options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg, "enable_fp_fusion": True}
-    made = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
-    print(kernel.__name__, target, made.metadata.shared)
+    compiler.llvm.to_module = then
+    try:
+        shared = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options).metadata.shared
+    except Lowered as lowered:
+        (shared,) = lowered.args
+    print(kernel.__name__, target, shared)
+
+build, lower = partial(made, to_module), partial(made, stop)
 
 def shipped(width, keys, part, dtype=torch.bfloat16, kind=3):
     states = torch.empty(1, 1, keys, width, dtype=dtype)
@@ -54,28 +82,35 @@ def shipped(width, keys, part, dtype=torch.bfloat16, kind=3):
 _BLOCKS = """
 for kernel in (_forward.forward, _backward.backward_query, _backward.backward_key, _backward.backward_short):
     build(kernel, KIND={kind}, BLOCK_M=16, BLOCK_N=16, WIDTH=16, VALUE_WIDTH=16)
-build(_backward.backward_key, KIND=0, BLOCK_M=64, BLOCK_N=64)
+lower(_backward.backward_key, KIND=0, BLOCK_M=64, BLOCK_N=64)
+"""
+_SMALL = """
+for kind in range(4):
+    build(_peaks.peaks, KIND=kind, CLASSES=16, BLOCK_M=16, BLOCK_N=16, WIDTH=16, VALUE_WIDTH=16)
+build(_rough.thresholds, BLOCK_M=16, BLOCK_N=64, WIDTH=16, VALUE_WIDTH=16)
+for again in (False, True):
+    build(_rough.contexts, AGAIN=again, BLOCK_M=16, BLOCK_N=64, WIDTH=16, VALUE_WIDTH=16)
 """
 _SHORT = """
-build(_forward.forward, KIND={kind}, SHORT=True, ROOM=0, target={target}, **shipped(128, 64, "forward"))
-build(_backward.backward_short, KIND={kind}, target={target}, **shipped(128, 64, "short"))
+lower(_forward.forward, KIND={kind}, SHORT=True, ROOM=0, target={target}, **shipped(128, 64, "forward"))
+lower(_backward.backward_short, KIND={kind}, target={target}, **shipped(128, 64, "short"))
 """
 _OF_64 = """
-build(_peaks.peaks, KIND=0, CLASSES=32, target=89, **shipped(64, 512, "peaks", kind=0))
-build(_peaks.peaks, KIND=2, CLASSES=64, target=89, **shipped(64, 512, "peaks", kind=2))
-build(_backward.backward_query, KIND=0, ROOM=0, target=89, **shipped(64, 512, "query", kind=0))
-build(_backward.backward_key, KIND=2, ROOM=0, target=89, **shipped(64, 512, "dropped", kind=2))
+lower(_peaks.peaks, KIND=0, CLASSES=32, target=89, **shipped(64, 512, "peaks", kind=0))
+lower(_peaks.peaks, KIND=2, CLASSES=64, target=89, **shipped(64, 512, "peaks", kind=2))
+lower(_backward.backward_query, KIND=0, ROOM=0, target=89, **shipped(64, 512, "query", kind=0))
+lower(_backward.backward_key, KIND=2, ROOM=0, target=89, **shipped(64, 512, "dropped", kind=2))
 """
 _WHOLE = """
-build(_peaks.peaks, KIND=1, CLASSES=32, target=90, FULL=True, VALID=False, **shipped(64, 512, "peaks", kind=1))
-build(_peaks.peaks, KIND=3, CLASSES=32, target=90, FULL=True, VALID=False, **shipped(64, 512, "peaks"))
-build(_backward.backward_query, KIND=3, ROOM=0, target=90, FULL=True, VALID=False, **shipped(64, 512, "query"))
-build(_backward.backward_key, KIND=3, ROOM=0, target=90, EVEN=True, VALID=False, **shipped(64, 512, "key"))
+lower(_peaks.peaks, KIND=1, CLASSES=32, target=90, FULL=True, VALID=False, **shipped(64, 512, "peaks", kind=1))
+lower(_peaks.peaks, KIND=3, CLASSES=32, target=90, FULL=True, VALID=False, **shipped(64, 512, "peaks"))
+lower(_backward.backward_query, KIND=3, ROOM=0, target=90, FULL=True, VALID=False, **shipped(64, 512, "query"))
+lower(_backward.backward_key, KIND=3, ROOM=0, target=90, EVEN=True, VALID=False, **shipped(64, 512, "key"))
 """
 _ROUGH = """
-build(_rough.thresholds, target=89, **shipped(128, 512, "thresholds", kind=2))
+lower(_rough.thresholds, target=89, **shipped(128, 512, "thresholds", kind=2))
 for part in ("contexts", "again"):
-    build(_rough.contexts, AGAIN=part == "again", target=89, **shipped(128, 512, part, kind=2))
+    lower(_rough.contexts, AGAIN=part == "again", target=89, **shipped(128, 512, part, kind=2))
 """
 _LISTS = """
 build(_listed.choose, KIND={kind}, BLOCK_M=64, BLOCK_N=32)
@@ -83,11 +118,11 @@ build(_listed.mix, KIND={kind}, BLOCK_M=8)
 build(_listed.spread, KIND={kind}, BLOCK_M=8)
 """
 _IN_FLOAT32 = """
-build(_listed.choose, "*fp32", KIND={kind}, BLOCK_N=64, **WIDE)
-build(_forward.forward, "*fp32", KIND={kind}, **shipped(128, 512, "forward", torch.float32))
-build(_peaks.peaks, "*fp32", KIND={kind}, CLASSES=32, **shipped(128, 512, "peaks", torch.float32))
-build(_backward.backward_short, "*fp32", KIND={kind}, **shipped(128, 16, "short", torch.float32))
-build(_backward.backward_query, "*fp32", KIND={kind}, **shipped(128, 32, "query", torch.float32))
+lower(_listed.choose, "*fp32", KIND={kind}, BLOCK_N=64, **WIDE)
+lower(_forward.forward, "*fp32", KIND={kind}, **shipped(128, 512, "forward", torch.float32))
+lower(_peaks.peaks, "*fp32", KIND={kind}, CLASSES=32, **shipped(128, 512, "peaks", torch.float32))
+lower(_backward.backward_short, "*fp32", KIND={kind}, **shipped(128, 16, "short", torch.float32))
+lower(_backward.backward_query, "*fp32", KIND={kind}, **shipped(128, 32, "query", torch.float32))
 """
 
 
@@ -100,6 +135,7 @@ for kernel in (_bounded_kernels.solve, _bounded_kernels.vjp):
     build(kernel, "*fp32", KIND={kind}, ROWS=8, BLOCK=64)
 """
 
+_OF_SMALL = [*["peaks"] * 4, "thresholds", "contexts", "contexts"]
 _OF_BLOCKS = ["forward", "backward_query", "backward_key", "backward_short", "backward_key"]
 _OF_WHOLE = ["peaks", "peaks", "backward_query", "backward_key"]
 _OF_HALF = ["peaks", "peaks", "backward_query", "backward_key"]
@@ -115,7 +151,7 @@ CALLS = {
         (_ROUGH, _OF_ROUGH),
     ],
     "heads of 64, short rows, rows, bounds": [
-        (_OF_64, _OF_HALF), (_WHOLE, _OF_WHOLE),
+        (_OF_64, _OF_HALF), (_WHOLE, _OF_WHOLE), (_SMALL, _OF_SMALL),
         (_SHORT.format(kind=0, target=89), _OF_SHORT), (_SHORT.format(kind=3, target=90), _OF_SHORT),
         (_ROWS.format(kind=0, rows=32, block=32), _OF_ROWS), (_ROWS.format(kind=3, rows=1, block=4096), _OF_ROWS),
         (_BOUNDED.format(kind=0), _OF_BOUNDED), (_BOUNDED.format(kind=1), _OF_BOUNDED),
