@@ -19,6 +19,8 @@ _SIDE = {"cpu": 1024, "cuda": 8192}
 """Side of the matrices whose product is timed."""
 _BYTES = {"cpu": 1 << 28, "cuda": 1 << 31}
 """Size of the block whose copy is timed."""
+_FREED = 1 << 25
+"""Size of the block that is given back and asked for again, in bytes."""
 
 
 class Roofline(NamedTuple):
@@ -52,16 +54,15 @@ def set_up(runtime: Runtime) -> list[Choice]:
             Choice("updates", "recorded as CUDA graphs" if records(runtime) else "computed as they come"),
         ]
     shapes = keep_few_products()
-    left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    left, right = (torch.randn(_SIDE["cpu"], _SIDE["cpu"]) for _ in range(2))
     before = _fastest(lambda: left @ right, device)
     sent = use_onednn_float32()
     after = _fastest(lambda: left @ right, device)
     error = relative_error(left @ right, left, right)
     products = f"{'oneDNN' if sent else 'the default library'} (relative error {error:.0e})"
-    block = 1 << 25
-    returned = _fastest(lambda: torch.empty(block, dtype=torch.int8).fill_(1), device)
+    returned = _fastest(lambda: torch.empty(_FREED, dtype=torch.int8).fill_(1), device)
     keep_freed_memory()
-    kept = _fastest(lambda: torch.empty(block, dtype=torch.int8).fill_(1), device)
+    kept = _fastest(lambda: torch.empty(_FREED, dtype=torch.int8).fill_(1), device)
     of_searches = _of_searches(runtime.product_type)
     compiler = native.engine()  # which knows what compiled code lacks once there is some
     return [

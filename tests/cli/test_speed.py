@@ -13,7 +13,8 @@ import torch
 
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.transforms.softmax import SoftmaxSpec
-from attnbench.bench import machine, ops, plans
+from attnbench.bench import machine, ops, plans, run
+from attnbench.bench.plot import draw
 from attnbench.bench.run import Report
 from attnbench.bench.timer import Case
 from attnbench.cli import common
@@ -22,11 +23,13 @@ from attnbench.train import runtime
 
 @pytest.fixture(autouse=True)
 def _small(tmp_path, monkeypatch):
-    """Small cases; the number of threads is put back."""
+    """Small cases, and no pictures; the number of threads is put back."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ops, "SHAPES", ((2, 2, 3, 5),))
     monkeypatch.setattr(machine, "_SIDE", {"cpu": 64})
     monkeypatch.setattr(machine, "_BYTES", {"cpu": 1 << 12})
+    monkeypatch.setattr(machine, "_FREED", 1 << 12)
+    monkeypatch.setattr(run, "draw", lambda sections, path: bool(path.write_text("<svg/>")))
     monkeypatch.setattr(plans, "measure", lambda cases, **given: _measure(cases, **{**given, "chunk": 1e-4}))
     before = torch.get_num_threads()
     yield
@@ -57,6 +60,7 @@ def test_a_picture_where_matplotlib_is_and_a_word_where_it_is_not(invoke, monkey
     from attnbench.bench import plot
 
     monkeypatch.setattr(plot.importlib, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
+    monkeypatch.setattr(run, "draw", draw)
     result = invoke(*RUN, "--out", "found")
     assert "no speed.svg" in result.stderr
     assert not Path("found/speed.svg").exists()
@@ -321,6 +325,7 @@ def test_a_picture_of_earlier_figures_does_not_stay_beside_others(invoke, monkey
     from attnbench.bench import plot
 
     monkeypatch.setattr(plot.importlib, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
+    monkeypatch.setattr(run, "draw", draw)
     Path("found").mkdir()
     Path("found/speed.svg").write_text("of last year")
     invoke(*RUN, "--out", "found")
