@@ -129,7 +129,8 @@ def check_mask(name: str, given: Tensor | None, scores: Tensor) -> None:
     if given.dtype != torch.bool:
         raise ValueError(f"'{name}' must be a boolean mask (True: may be attended), not {given.dtype}")
     fits = zip(reversed(given.shape), reversed(scores.shape), strict=False)
-    if given.dim() > scores.dim() or any(size not in (1, wanted) for size, wanted in fits):
+    # each by itself: where sizes are symbols of torch.compile, one of them is not found among numbers
+    if given.dim() > scores.dim() or any(size != 1 and size != wanted for size, wanted in fits):
         raise ValueError(f"'{name}' of shape {tuple(given.shape)} does not broadcast to scores {tuple(scores.shape)}")
 
 

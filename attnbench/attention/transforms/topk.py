@@ -46,8 +46,6 @@ def topk(
     Source: Zhao et al. 2019, eq. 2-4. Raises ValueError for k < 0, a ratio outside (0, 1], both of them,
     at_least < 1, or `upper`.
     """
-    refuse("topk", upper=upper)
-    check_mask("keep", keep, scores)
     if k is not None and k < 0:
         raise ValueError(f"topk keeps k >= 0 keys (0: all), not {k}")
     if ratio is not None and not 0 < ratio <= 1:
@@ -58,9 +56,27 @@ def topk(
         raise ValueError(f"topk keeps at_least >= 1 keys, not {at_least}")
     if ties not in get_args(Ties):
         raise ValueError(f"topk knows the ties {' and '.join(get_args(Ties))}, not {ties!r}")
-    if ratio is None and (not k or k >= scores.shape[-1]):
+    share = None if ratio is None else _fraction(ratio)
+    return _topk(scores, valid=valid, keep=keep, upper=upper, k=k, share=share, at_least=at_least, ties=ties)
+
+
+def _topk(
+    scores: Float[Tensor, "... K"],
+    *,
+    valid: Bool[Tensor, "..."] | None = None,
+    keep: Bool[Tensor, "..."] | None = None,
+    upper: Float[Tensor, "..."] | None = None,
+    k: int | None,
+    share: tuple[int, int] | None,
+    at_least: int,
+    ties: Ties,
+) -> Float[Tensor, "... K"]:
+    """topk with sound settings, which are whole numbers: torch.compile may make symbols of them. share: the ratio."""
+    refuse("topk", upper=upper)
+    check_mask("keep", keep, scores)
+    if share is None and (not k or k >= scores.shape[-1]):
         return normalise(scores, valid, SOFTMAX)
-    weigh = partial(_weigh, k=k, ratio=ratio, at_least=at_least, ties=ties, keep=keep)
+    weigh = partial(_weigh, k=k, share=share, at_least=at_least, ties=ties, keep=keep)
     plain = k is not None and ties == "threshold" and keep is None
     return normalise(scores, valid, Normaliser(weigh, slope, Fused("topk", k or 0) if plain else None))
 
@@ -69,17 +85,17 @@ def _weigh(
     masked: Float[Tensor, "... K"],
     *,
     k: int | None,
-    ratio: float | None,
+    share: tuple[int, int] | None,
     at_least: int,
     ties: Ties,
     keep: Bool[Tensor, "..."] | None,
 ) -> Float[Tensor, "... K"]:
     length = masked.shape[-1]
-    if ratio is None:
+    if share is None:
         count = k or length
         kth = largest(masked, count)[..., :1]
     else:
-        count, kth = _largest_share(masked, ratio, at_least)
+        count, kth = _largest_share(masked, share, at_least)
     spoilt = masked.amax(-1, keepdim=True) == torch.inf
     kth = kth.masked_fill(spoilt, -torch.inf)  # every valid key of a spoilt row must become NaN
     if ties == "threshold":
@@ -104,19 +120,18 @@ def largest(masked: Float[Tensor, "... K"], count: int) -> Float[Tensor, "... N"
 
 
 def _largest_share(
-    masked: Float[Tensor, "... K"], ratio: float, at_least: int
+    masked: Float[Tensor, "... K"], share: tuple[int, int], at_least: int
 ) -> tuple[Float[Tensor, "... 1"], Float[Tensor, "... 1"]]:
     """How many keys each row keeps, and the smallest score it keeps."""
     length = masked.shape[-1]
     alive = (masked > -torch.inf).sum(-1, keepdim=True)
-    part, whole = _fraction(ratio)
+    part, whole = share
     count = (-(-alive * part // whole)).clamp(min=at_least)  # rounded up
     longest = min(length, max(at_least, -(-length * part // whole)))
     kth = largest(masked, longest).gather(-1, longest - count.clamp(max=longest))
     return count.to(masked.dtype), kth
 
 
-@torch.compiler.assume_constant_result
 def _fraction(ratio: float) -> tuple[int, int]:
     return Fraction(float(ratio)).limit_denominator(_FINEST).as_integer_ratio()
 
@@ -165,11 +180,15 @@ class TopKSpec(TransformSpec):
                     yield name, "a row keeps all of its keys"
 
     def build(self, dims: Dims) -> ScoreTransform:
-        return partial(topk, k=self.k, ratio=self.ratio, at_least=self.at_least, ties=self.ties)
+        return partial(_topk, k=self.k, share=self._share, at_least=self.at_least, ties=self.ties)
 
     def fused(self, built: ScoreTransform) -> Fused:
-        share = None if self.ratio is None else (*_fraction(self.ratio), self.at_least)
+        share = None if self._share is None else (*self._share, self.at_least)
         return Fused("topk", self.k or 0, share=share, first=self.ties == "index")
+
+    @property
+    def _share(self) -> tuple[int, int] | None:
+        return None if self.ratio is None else _fraction(self.ratio)
 
     @classmethod
     def from_budget(cls, n: int, role: Role) -> Self | None:
