@@ -49,8 +49,29 @@ template <class F> using M = typename Vec<F>::M;
 template <class F> inline V<F> all(typename F::T value) { return value - V<F>{}; }
 template <class F> inline V<F> load(const typename F::T* at) { return *(const typename Vec<F>::Loose*)at; }
 template <class F> inline void store(typename F::T* at, V<F> value) { *(typename Vec<F>::Loose*)at = value; }
-template <class F> inline V<F> larger(V<F> a, V<F> b) { return a > b ? a : b; }
-template <class F> inline V<F> smaller(V<F> a, V<F> b) { return a < b ? a : b; }
+// b where either is NaN. In the words of the processor: g++ makes a comparison and a choice of the others
+template <class F> inline V<F> larger(V<F> a, V<F> b) {
+#if defined(__AVX512F__)
+    if constexpr (SINGLE<F>) return (V<F>)_mm512_max_ps((__m512)a, (__m512)b);
+    else return (V<F>)_mm512_max_pd((__m512d)a, (__m512d)b);
+#elif defined(__AVX2__)
+    if constexpr (SINGLE<F>) return (V<F>)_mm256_max_ps((__m256)a, (__m256)b);
+    else return (V<F>)_mm256_max_pd((__m256d)a, (__m256d)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+template <class F> inline V<F> smaller(V<F> a, V<F> b) {
+#if defined(__AVX512F__)
+    if constexpr (SINGLE<F>) return (V<F>)_mm512_min_ps((__m512)a, (__m512)b);
+    else return (V<F>)_mm512_min_pd((__m512d)a, (__m512d)b);
+#elif defined(__AVX2__)
+    if constexpr (SINGLE<F>) return (V<F>)_mm256_min_ps((__m256)a, (__m256)b);
+    else return (V<F>)_mm256_min_pd((__m256d)a, (__m256d)b);
+#else
+    return a < b ? a : b;
+#endif
+}
 template <class F> constexpr typename F::T INF = std::numeric_limits<typename F::T>::infinity();
 template <class F> constexpr typename F::T TINY = std::numeric_limits<typename F::T>::min();
 template <class F> constexpr typename F::T EPS = std::numeric_limits<typename F::T>::epsilon();
@@ -110,6 +131,17 @@ template <int N, class X, size_t D> inline void horner(X* p, const X* x, const f
         for (int i = 0; i < N; ++i) p[i] = p[i] * x[i] + coefficients[d];
 }
 
+#ifndef __AVX512F__
+// the whole number nearest to each
+inline M<Float> nearest(V<Float> x) {
+#ifdef __AVX2__
+    return (M<Float>)_mm256_cvtps_epi32((__m256)x);
+#else
+    return __builtin_convertvector(x + (x < 0 ? all<Float>(-0.5f) : all<Float>(0.5f)), M<Float>);
+#endif
+}
+#endif
+
 template <int N = 1> inline void power(V<Float>* x) {
     constexpr float terms[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
                                4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
@@ -131,8 +163,7 @@ template <int N = 1> inline void power(V<Float>* x) {
     V<Float> r[N], p[N];
     for (int i = 0; i < N; ++i) {
         V<Float> kept = smaller<Float>(larger<Float>(x[i], all<Float>(-87.3f)), all<Float>(88.3f));
-        V<Float> turns = kept * 1.44269504f;
-        n[i] = __builtin_convertvector(turns + (kept < 0 ? all<Float>(-0.5f) : all<Float>(0.5f)), M<Float>);
+        n[i] = nearest(kept * 1.44269504f);
         V<Float> whole = __builtin_convertvector(n[i], V<Float>);
         r[i] = kept - whole * 0.693359375f + whole * 2.12194440e-4f;
     }
@@ -198,7 +229,7 @@ template <int N = 1, bool ROUGH = false> inline void power2(V<Float>* x) {
         left[i] = x[i] - turns[i];
 #else
         V<Float> kept = larger<Float>(x[i], all<Float>(-126.0f));
-        M<Float> n = __builtin_convertvector(kept + (kept < 0 ? all<Float>(-0.5f) : all<Float>(0.5f)), M<Float>);
+        M<Float> n = nearest(kept);
         left[i] = kept - __builtin_convertvector(n, V<Float>);
         n = (n + 127) << 23;
         std::memcpy(&turns[i], &n, sizeof n);
