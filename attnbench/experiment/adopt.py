@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def adopt(root: Path, cell: Cell, elsewhere: Iterable[Path], content: str | None
     Returns where it was found, None if nowhere: the same run need not be made twice for two tables.
     """
     target = cell_folder(root, cell.folder)
-    found = find_done(root, cell, elsewhere, content)
+    found = find_done(root, cell, finished_in(elsewhere), content)
     if found is not None:
         try:
             with locked(target / LOCK):
@@ -45,13 +46,23 @@ def share(root: Path, done: Cell, twin: Cell) -> None:
         _copy(cell_folder(root, done.folder), target)
 
 
-def find_done(root: Path, cell: Cell, elsewhere: Iterable[Path], content: str | None = None) -> Path | None:
-    """The finished cell that `adopt` would copy, None if there is none; touches nothing."""
+def finished_in(places: Iterable[Path]) -> dict[str, list[Path]]:
+    """The folders of finished cells, by what their names have of the digest."""
+    found: dict[str, list[Path]] = defaultdict(list)
+    for place in places:
+        for result in sorted(place.glob(f"**/{CELLS}/*-*/{RESULT}")):
+            found[result.parent.name.rpartition("-")[2]].append(result.parent)
+    return found
+
+
+def find_done(
+    root: Path, cell: Cell, finished: Mapping[str, Sequence[Path]], content: str | None = None
+) -> Path | None:
+    """The finished cell that `adopt` would copy, None if there is none; touches nothing. finished: of `finished_in`."""
     target = cell_folder(root, cell.folder)
-    for place in elsewhere:
-        for result in sorted(place.glob(f"**/{CELLS}/*-{cell.digest[:8]}/{RESULT}")):
-            if result.parent != target and is_same_run(result.parent, cell.digest, content):
-                return result.parent
+    for folder in finished.get(cell.digest[:8], ()):
+        if folder != target and is_same_run(folder, cell.digest, content):
+            return folder
     return None
 
 

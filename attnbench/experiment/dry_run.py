@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.core.run_files import cell_folder
-from attnbench.experiment.adopt import find_done
+from attnbench.experiment.adopt import find_done, finished_in
 from attnbench.experiment.finished import (
     content_of,
     damaged_results,
@@ -44,6 +44,7 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
         log.warning("%s is not what it was when it was prepared; a run prepares it again", file)
     if not settings.fresh:
         _warn_of_other_data(root, sound, unsettled, settings)
+    finished = finished_in(elsewhere(experiment, settings))
     perhaps = 0
     cells, pending, taken = [], [], []
     for cell in experiment.cells:
@@ -54,9 +55,9 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
         counts = not (settings.fresh or cell.folder in damaged or at in unsettled)
         own, origin = counts and is_done(root, cell) and of_other_data(root, cell, settings) is None, None
         if counts and not is_done(root, cell):
-            origin = find_done(root, cell, elsewhere(experiment, settings), content_of(cell, settings))
+            origin = find_done(root, cell, finished, content_of(cell, settings))
         if at in unsettled and not settings.fresh and not is_done(root, cell):
-            perhaps += find_done(root, cell, elsewhere(experiment, settings)) is not None
+            perhaps += find_done(root, cell, finished) is not None
         elif counts and not own and origin is None:
             pending.append(cell)
         if own or origin is not None:

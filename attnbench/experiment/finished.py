@@ -10,7 +10,7 @@ from attnbench.core.errors import AttnbenchError
 from attnbench.core.files import write_lines
 from attnbench.core.run_files import OUTPUTS, cell_folder
 from attnbench.core.version import git_state
-from attnbench.experiment.adopt import adopt, find_done, is_same_run
+from attnbench.experiment.adopt import adopt, find_done, finished_in, is_same_run
 from attnbench.experiment.grid import Cell, Experiment
 from attnbench.experiment.pipeline import content_sha256
 from attnbench.experiment.provenance import changed_mechanisms, mechanism_files
@@ -80,10 +80,10 @@ def elsewhere(experiment: Experiment, settings: Settings) -> list[Path]:
 
 def warn_of_results_not_taken(root: Path, cells: Iterable[Cell], experiment: Experiment, settings: Settings) -> None:
     """Say which cells that will be trained are done elsewhere, of other data: of an older way to prepare them, say."""
-    places, others = elsewhere(experiment, settings), []
+    finished, others = finished_in(elsewhere(experiment, settings)), []
     for cell in {cell.digest: cell for cell in cells}.values():
         content = content_of(cell, settings)
-        found = None if content is None or is_done(root, cell) else find_done(root, cell, places)
+        found = None if content is None or is_done(root, cell) else find_done(root, cell, finished)
         if found is not None and not is_same_run(found, cell.digest, content):
             others.append(found)
     if others:
