@@ -47,7 +47,7 @@ def share(root: Path, done: Cell, twin: Cell) -> None:
 
 
 def finished_in(places: Iterable[Path]) -> dict[str, list[Path]]:
-    """The folders of finished cells, by what their names have of the digest."""
+    """The folders of finished cells, by the part of their digest that ends their names."""
     found: dict[str, list[Path]] = defaultdict(list)
     for place in places:
         for result in sorted(place.glob(f"**/{CELLS}/*-*/{RESULT}")):

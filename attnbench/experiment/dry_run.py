@@ -44,7 +44,7 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
         log.warning("%s is not what it was when it was prepared; a run prepares it again", file)
     if not settings.fresh:
         _warn_of_other_data(root, sound, unsettled, settings)
-    finished = finished_in(elsewhere(experiment, settings))
+    finished = {} if settings.fresh else finished_in(elsewhere(experiment, settings))
     perhaps = 0
     cells, pending, taken = [], [], []
     for cell in experiment.cells:

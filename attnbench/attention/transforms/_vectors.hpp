@@ -49,7 +49,8 @@ template <class F> using M = typename Vec<F>::M;
 template <class F> inline V<F> all(typename F::T value) { return value - V<F>{}; }
 template <class F> inline V<F> load(const typename F::T* at) { return *(const typename Vec<F>::Loose*)at; }
 template <class F> inline void store(typename F::T* at, V<F> value) { *(typename Vec<F>::Loose*)at = value; }
-// b where either is NaN. In the words of the processor: g++ makes a comparison and a choice of the others
+// The one or the other of each lane; b where either is NaN. By intrinsics: of a > b ? a : b g++ makes a comparison and a
+// blend in most places.
 template <class F> inline V<F> larger(V<F> a, V<F> b) {
 #if defined(__AVX512F__)
     if constexpr (SINGLE<F>) return (V<F>)_mm512_max_ps((__m512)a, (__m512)b);
