@@ -26,6 +26,8 @@ from attnbench.core import native
 
 NAMES = ("csoftmax", "csparsemax")
 SOLVERS: dict[str, Bounded] = {"csoftmax": CSOFTMAX, "csparsemax": CSPARSEMAX}
+TOLD = 1e-290
+"""Smaller weights have few digits: nothing can be said of their logarithms."""
 
 
 def solve(name: str, z: np.ndarray, u: np.ndarray) -> np.ndarray:
@@ -54,11 +56,14 @@ def derivatives(name: str, p: np.ndarray, u: np.ndarray, g: np.ndarray) -> tuple
 
 
 def margins(name: str, z: np.ndarray, u: np.ndarray, p: np.ndarray) -> float:
-    """How far the scores are from where a key changes sides."""
+    """How far the scores are from where a key changes sides; 0 where no weight has the digits to tell."""
     free = (p > 0) & (p < u)
     if not free.any():
         return np.inf
-    level = (z[free] - (p[free] if name == "csparsemax" else np.log(p[free]))).mean()
+    exact = free & (p > TOLD)
+    if not exact.any():
+        return 0.0
+    level = (z[exact] - (p[exact] if name == "csparsemax" else np.log(p[exact]))).mean()
     edges = [z - u - level, z - level] if name == "csparsemax" else [z - np.log(u) - level]
     return float(np.abs(np.concatenate(edges)).min())
 
@@ -164,8 +169,8 @@ def check_kkt(name: str, z: np.ndarray, u: np.ndarray, p: np.ndarray, tolerance:
     if name == "csparsemax":
         assert np.ptp(level[free]) <= scale
         assert (z[p == 0] <= threshold + scale).all()
-    else:  # of weights so small that they have few digits, nothing can be said
-        exact = level[free & (p > 1e-290)]
+    else:
+        exact = level[free & (p > TOLD)]
         if not exact.size:
             return
         assert np.ptp(exact) <= scale
