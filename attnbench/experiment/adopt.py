@@ -28,7 +28,7 @@ def adopt(root: Path, cell: Cell, elsewhere: Iterable[Path], content: str | None
     Returns where it was found, None if nowhere: the same run need not be made twice for two tables.
     """
     target = cell_folder(root, cell.folder)
-    found = find_done(root, cell, finished_in(elsewhere), content)
+    found = find_done(root, cell, finished_in(elsewhere, cell.digest[:8]), content)
     if found is not None:
         try:
             with locked(target / LOCK):
@@ -46,11 +46,11 @@ def share(root: Path, done: Cell, twin: Cell) -> None:
         _copy(cell_folder(root, done.folder), target)
 
 
-def finished_in(places: Iterable[Path]) -> dict[str, list[Path]]:
-    """The folders of finished cells, by the part of their digest that ends their names."""
+def finished_in(places: Iterable[Path], digest: str = "*") -> dict[str, list[Path]]:
+    """The folders of finished cells, by the part of their digest that ends their names. digest: of that part alone."""
     found: dict[str, list[Path]] = defaultdict(list)
     for place in places:
-        for result in sorted(place.glob(f"**/{CELLS}/*-*/{RESULT}")):
+        for result in sorted(place.glob(f"**/{CELLS}/*-{digest}/{RESULT}")):
             found[result.parent.name.rpartition("-")[2]].append(result.parent)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import logging
@@ -44,7 +45,7 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
         log.warning("%s is not what it was when it was prepared; a run prepares it again", file)
     if not settings.fresh:
         _warn_of_other_data(root, sound, unsettled, settings)
-    finished = {} if settings.fresh else finished_in(elsewhere(experiment, settings))
+    finished = functools.cache(lambda: finished_in(elsewhere(experiment, settings)))
     perhaps = 0
     cells, pending, taken = [], [], []
     for cell in experiment.cells:
@@ -55,9 +56,9 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
         counts = not (settings.fresh or cell.folder in damaged or at in unsettled)
         own, origin = counts and is_done(root, cell) and of_other_data(root, cell, settings) is None, None
         if counts and not is_done(root, cell):
-            origin = find_done(root, cell, finished, content_of(cell, settings))
+            origin = find_done(root, cell, finished(), content_of(cell, settings))
         if at in unsettled and not settings.fresh and not is_done(root, cell):
-            perhaps += find_done(root, cell, finished) is not None
+            perhaps += find_done(root, cell, finished()) is not None
         elif counts and not own and origin is None:
             pending.append(cell)
         if own or origin is not None:

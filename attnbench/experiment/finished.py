@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterable
 from pathlib import Path
@@ -80,10 +81,10 @@ def elsewhere(experiment: Experiment, settings: Settings) -> list[Path]:
 
 def warn_of_results_not_taken(root: Path, cells: Iterable[Cell], experiment: Experiment, settings: Settings) -> None:
     """Say which cells that will be trained are done elsewhere, of other data: of an older way to prepare them, say."""
-    finished, others = finished_in(elsewhere(experiment, settings)), []
+    finished, others = functools.cache(lambda: finished_in(elsewhere(experiment, settings))), []
     for cell in {cell.digest: cell for cell in cells}.values():
         content = content_of(cell, settings)
-        found = None if content is None or is_done(root, cell) else find_done(root, cell, finished)
+        found = None if content is None or is_done(root, cell) else find_done(root, cell, finished())
         if found is not None and not is_same_run(found, cell.digest, content):
             others.append(found)
     if others:

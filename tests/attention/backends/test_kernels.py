@@ -1,7 +1,7 @@
 """The Triton kernels compile for a GPU, and fit where least shared memory is to be had.
 
-Each is made into machine code for small blocks; for those that ship, up to what LLVM would be given, which by then has
-its shared memory: the rest is most of the time.
+Some variants of each are made into machine code, for small blocks; those that ship are made into what LLVM would be
+given, which has its shared memory by then: the rest is most of the time.
 """
 
 from __future__ import annotations
@@ -86,7 +86,10 @@ lower(_backward.backward_key, KIND=0, BLOCK_M=64, BLOCK_N=64)
 """
 _SMALL = """
 for kind in range(4):
-    build(_peaks.peaks, KIND=kind, CLASSES=16, BLOCK_M=16, BLOCK_N=16, WIDTH=16, VALUE_WIDTH=16)
+    full = kind % 2 == 1
+    build(_peaks.peaks, KIND=kind, CLASSES=16, target=89 + full, FULL=full, VALID=not full, BLOCK_M=16, BLOCK_N=16,
+          WIDTH=16, VALUE_WIDTH=16)
+build(_forward.forward, "*fp32", KIND=0, BLOCK_M=16, BLOCK_N=16, WIDTH=16, VALUE_WIDTH=16)
 build(_rough.thresholds, BLOCK_M=16, BLOCK_N=64, WIDTH=16, VALUE_WIDTH=16)
 for again in (False, True):
     build(_rough.contexts, AGAIN=again, BLOCK_M=16, BLOCK_N=64, WIDTH=16, VALUE_WIDTH=16)
@@ -135,7 +138,7 @@ for kernel in (_bounded_kernels.solve, _bounded_kernels.vjp):
     build(kernel, "*fp32", KIND={kind}, ROWS=8, BLOCK=64)
 """
 
-_OF_SMALL = [*["peaks"] * 4, "thresholds", "contexts", "contexts"]
+_OF_SMALL = [*["peaks"] * 4, "forward", "thresholds", "contexts", "contexts"]
 _OF_BLOCKS = ["forward", "backward_query", "backward_key", "backward_short", "backward_key"]
 _OF_WHOLE = ["peaks", "peaks", "backward_query", "backward_key"]
 _OF_HALF = ["peaks", "peaks", "backward_query", "backward_key"]
