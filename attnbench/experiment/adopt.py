@@ -47,7 +47,7 @@ def share(root: Path, done: Cell, twin: Cell) -> None:
 
 
 def finished_in(places: Iterable[Path], digest: str = "*") -> dict[str, list[Path]]:
-    """The folders of finished cells, by the part of their digest that ends their names. digest: of that part alone."""
+    """The folders of finished cells, by the part of their digest that ends their names. digest: of no other part."""
     found: dict[str, list[Path]] = defaultdict(list)
     for place in places:
         for result in sorted(place.glob(f"**/{CELLS}/*-{digest}/{RESULT}")):
