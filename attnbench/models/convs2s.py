@@ -16,7 +16,9 @@ from attnbench.attention.spec import CrossSiteSpec, CrossSpec
 from attnbench.attention.types import AttentionOutput, Dims, Memory, Positions
 from attnbench.core.dropout import Dropout
 from attnbench.core.packed_steps import Window
+from attnbench.models import _windows
 from attnbench.models._parallel import require_parallel
+from attnbench.models._windows import Sentences
 from attnbench.models.base import Decoded, ModelSpec, Seq2SeqModel, Sizes, Source, Wanted, models, receive
 from attnbench.models.layers import Stack, TieKind, embedding_tables, require_positions
 
@@ -140,15 +142,25 @@ class GatedConvolution(Window):
         # 4: gates about one half leave a quarter of the variance
         nn.init.normal_(self.weight, std=(4 * (1 - dropout) / (kernel * width)) ** 0.5)
 
-    def forward(self, inputs: Float[Tensor, "B N C"]) -> Float[Tensor, "B N2 C"]:
-        """N2 = N - (kernel - 1)."""
-        both = nn.functional.conv1d(self.dropout(inputs).transpose(1, 2), self.weight, self.bias)
+    def forward(
+        self, inputs: Float[Tensor, "B N C"], outside: Int[Tensor, "X"] | None = None
+    ) -> Float[Tensor, "B N2 C"]:
+        """N2 = N - (kernel - 1). outside: as `_windows.convolve` has it, where that serves."""
+        inputs = self.dropout(inputs)
+        if outside is not None or _windows.serves(inputs, self.weight, self.bias):
+            return self.finish(_windows.convolve(inputs, self.weight, self.bias, outside))
+        both = nn.functional.conv1d(inputs.transpose(1, 2), self.weight, self.bias)
         return nn.functional.glu(both, dim=1).transpose(1, 2)
 
-    def flat(self) -> tuple[Float[Tensor, "N K"], Float[Tensor, "N"]]:
-        return self.weight.transpose(1, 2).flatten(1), self.bias
+    def along(self, tokens: Float[Tensor, "N C"], sentences: Sentences) -> Float[Tensor, "N C"]:
+        """The same of sentences end to end."""
+        padded = nn.functional.pad(tokens, (0, 0, *sentences.around))
+        return self(padded[None], sentences.outside)[0]
 
-    def finish(self, product: Float[Tensor, "R 1 N"]) -> Float[Tensor, "R 1 C"]:
+    def flat(self) -> tuple[Float[Tensor, "N K"], Float[Tensor, "N"]]:
+        return _windows.flat(self.weight), self.bias
+
+    def finish(self, product: Float[Tensor, "B N2 2*C"]) -> Float[Tensor, "B N2 C"]:
         return nn.functional.glu(product, dim=-1)
 
 
@@ -162,14 +174,21 @@ class Encoder(nn.Module):
             GatedConvolution(spec.width, spec.kernel, spec.dropout) for _ in range(spec.layers)
         )
         self.contract = _linear(spec.width, spec.embedding)
-        self.pad = (0, 0, (spec.kernel - 1) // 2, spec.kernel // 2)
+        self.around = (spec.kernel - 1) // 2, spec.kernel // 2
 
     def forward(self, embedded: Float[Tensor, "B S E"], source: Source) -> Float[Tensor, "B S E"]:
         states = self.expand(embedded)
         padding = ~source.valid.unsqueeze(-1)
         for layer in self.layers:
             seen = states.masked_fill(padding, 0.0)
-            states = (layer(nn.functional.pad(seen, self.pad)) + states) * HALF
+            states = (layer(nn.functional.pad(seen, (0, 0, *self.around))) + states) * HALF
+        return self.contract(states)
+
+    def along(self, embedded: Float[Tensor, "N E"], sentences: Sentences) -> Float[Tensor, "N E"]:
+        """The same of sources end to end."""
+        states = self.expand(embedded)
+        for layer in self.layers:
+            states = (layer.along(states, sentences) + states) * HALF
         return self.contract(states)
 
 
@@ -187,18 +206,23 @@ class DecoderAttention(nn.Module):
 
     def forward(
         self,
-        states: Float[Tensor, "B Q C"],
-        embedded: Float[Tensor, "B Q E"],
+        states: Float[Tensor, "... C"],
+        embedded: Float[Tensor, "... E"],
         memory: Memory,
-        scale: Float[Tensor, "B 1 1"],
+        scale: Float[Tensor, "... 1"],
         positions: Int[Tensor, "Q"],
         *,
+        sentences: Sentences | None = None,
         need_weights: bool = False,
     ) -> AttentionOutput:
-        """embedded: of the target tokens. scale: of a context that is a mean, about as many terms as the source has."""
+        """embedded: of the target tokens. scale: of a context that is a mean, about as many terms as the source has.
+        sentences: where targets lie end to end, [N, C] and [N, E], with a scale each; then no weights are told."""
         query = (self.project_query(states) + embedded) * HALF
         at = Positions(positions, torch.arange(memory.values.shape[2], device=positions.device))
-        output = self.attention(query, memory, at, need_weights=need_weights)
+        if sentences is None:
+            output = self.attention(query, memory, at, need_weights=need_weights)
+        else:
+            output = AttentionOutput(self.attention.answer_ragged(query, sentences.ragged, memory, at))
         context = output.context * scale if self.averages else output.context  # a sum grows by itself
         context = (self.project_context(context) + states) * HALF
         return output._replace(context=context)
@@ -232,13 +256,25 @@ class ConvS2S(Seq2SeqModel):
 
     def encode(self, source: Source, *, need_weights: Wanted = False) -> ConvS2SMemory:
         embedded = self.source_embedding(source.data)
-        keys = self.encoder(embedded, source)
+        sentences = self._sentences(source.valid, self.encoder.around, embedded)
+        if sentences is None:
+            keys = self.encoder(embedded, source)
+        else:
+            keys = sentences.pad(self.encoder.along(sentences.take(embedded), sentences))
         values = (keys + embedded) * HALF
         cross = (
             each.attention.memorize(keys, source.valid, values, need_weights=bool(need_weights))
             for each in self.attention
         )
         return ConvS2SMemory(tuple(cross), source.valid.sum(1).to(embedded.dtype).sqrt()[:, None, None])
+
+    def _sentences(
+        self, valid: Bool[Tensor, "B N"] | None, around: tuple[int, int], embedded: Tensor
+    ) -> Sentences | None:
+        """How they lie end to end; None where all is left in its rows."""
+        if valid is None or not _windows.serves(embedded, *self.parameters()):
+            return None
+        return Sentences.of(valid, around)
 
     def _layers(self, memory: ConvS2SMemory) -> list[tuple[GatedConvolution, DecoderAttention, Memory]]:
         each = len(self.decoder) // len(self.attention)  # all the layers when they share one attention, else 1
@@ -252,16 +288,24 @@ class ConvS2S(Seq2SeqModel):
         valid: Bool[Tensor, "B T"] | None = None,
         need_weights: bool = False,
     ) -> Decoded:
-        embedded = self.target_embedding(target_in)
+        embedded, around, scale = self.target_embedding(target_in), (self.seen, 0), memory.scale
+        sentences = self._sentences(None if need_weights else valid, around, embedded)
+        if sentences is not None:
+            embedded, scale = sentences.take(embedded), scale[sentences.rows(), 0]
         positions = torch.arange(target_in.shape[1], device=target_in.device)
         states, maps = self.expand(embedded), []
         for convolution, attention, cross in self._layers(memory):
-            gated = convolution(nn.functional.pad(states, (0, 0, self.seen, 0)))
-            output = attention(gated, embedded, cross, memory.scale, positions, need_weights=need_weights)
+            if sentences is None:
+                gated = convolution(nn.functional.pad(states, (0, 0, *around)))
+            else:
+                gated = convolution.along(states, sentences)
+            output = attention(gated, embedded, cross, scale, positions, sentences=sentences, need_weights=need_weights)
             states = (output.context + states) * HALF
             if output.weights is not None:
                 maps.append(output.weights)
-        return Decoded(self.dropout(self.contract(states)), {"cross": maps} if need_weights else None)
+        hidden = self.dropout(self.contract(states))
+        hidden = hidden if sentences is None else sentences.pad(hidden)
+        return Decoded(hidden, {"cross": maps} if need_weights else None)
 
     def logits(self, hidden: Float[Tensor, "... E"]) -> Float[Tensor, "... V"]:
         return self.output(hidden)

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from attnbench.attention.modules.base import modules
 from attnbench.attention.scores.base import scores
 from attnbench.attention.transforms.base import TransformSpec, transforms
+from attnbench.core import native, packed_steps
 from attnbench.core.packed import packed
 from attnbench.core.spec import dotted, problems
+from attnbench.models import _windows
 from attnbench.models.base import Sizes, Source, models
-from attnbench.models.convs2s import ConvS2S, ConvS2SSpec, GatedConvolution
+from attnbench.models.convs2s import ConvS2S, ConvS2SSpec
 from attnbench.train.state import load_weights, save_weights
 
 JOINT, APART = Sizes(21, 21, joint=True), Sizes(17, 21, joint=False)
@@ -166,6 +168,35 @@ def test_equals_the_definition_position_by_position(kernel, share):
             assert not found[row, 0, :, length:].any()
     wanted = decoded.hidden @ model.output.weight.T + model.output.bias
     torch.testing.assert_close(model.logits(decoded.hidden), wanted)
+
+
+def found_of(model: ConvS2S, source: Source, target: Tensor, valid: Tensor) -> list[Tensor]:
+    """Hidden states of all that is no padding, and gradients."""
+    hidden = model.decode(model.encode(source), target, valid=valid).hidden[valid]
+    trained = [each for name, each in model.named_parameters() if not name.startswith("output.")]
+    return [hidden.detach(), *torch.autograd.grad(hidden.sin().sum(), trained)]
+
+
+@pytest.mark.parametrize("fields", [
+    {"kernel": 1}, {"kernel": 2}, {"kernel": 4, "share_attention": True},
+    {"heads": 2, "attention": {"cross": {"module": "multihead", "transform": "sparsemax"}}},
+    {"attention": {"cross": {"score": "additive"}}}, {"attention": {"cross": {"module": "fixed_memory"}}},
+    {"attention": {"cross": {"transform": "sigmoid"}}},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("lengths", [[6, 1, 4], [2, 0, 6], [6, 6, 6]], ids=str)
+def test_without_padding_it_is_its_definition(fields, lengths, monkeypatch):
+    """Products over windows of sentences end to end, and convolutions of padded rows."""
+    model, (source, target) = build(**fields).train(), batch()
+    source = Source(source.data, torch.arange(6) < torch.tensor(lengths)[:, None])
+    valid = torch.arange(5) < torch.tensor([2, 5, 3])[:, None]
+    made, of = [], _windows.Sentences.of
+    monkeypatch.setattr(_windows.Sentences, "of", lambda *given: made.append(of(*given)) or made[-1])
+    found = found_of(model, source, target, valid)
+    assert [each is None for each in made] == [lengths == [6, 6, 6], False]
+    with native.off():
+        wanted = found_of(model, source, target, valid)
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
 
 
 @torch.no_grad()
@@ -375,8 +406,8 @@ def test_only_a_mean_is_scaled_by_the_length():
 def test_steps_with_packed_weights_are_those_of_the_decoder(fields, monkeypatch):
     model, (source, target) = build(**fields).float(), batch()
     wanted, steps = model.logits(model.decode(model.encode(source), target).hidden), []
-    finish = GatedConvolution.finish
-    monkeypatch.setattr(GatedConvolution, "finish", lambda *given: steps.append(1) or finish(*given))
+    step = packed_steps._PackedWindow._step
+    monkeypatch.setattr(packed_steps._PackedWindow, "_step", lambda *given: steps.append(1) or step(*given))
     with packed(model):
         memory = model.encode(source)
         state, logits = model.start(memory, target.shape[1]), []

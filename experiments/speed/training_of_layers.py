@@ -1,7 +1,7 @@
-"""Training of LSTM and GRU models of the papers: layers as attnbench trains them on a processor (models/_cells.py), and
-torch's own in their place.
+"""Training of LSTM, GRU and ConvS2S models of the papers: layers as attnbench trains them on a processor
+(models/_cells.py, models/_windows.py), and torch's own in their place, which for ConvS2S have padding, too.
 
-    python recurrent_training.py --rounds 5
+    python training_of_layers.py --rounds 5
 
 Updates with a vocabulary of 10,000 words on batches of random ones, as those of `attnbench speed train`: forward,
 backward, clipping and Adam, in turns in one process; everything but the layers is the same. A multiple is the median of
@@ -14,7 +14,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -37,6 +37,7 @@ CASES = (
     ("constrained/iwslt14-de-en.yaml", "softmax", 2048),
     ("constrained/iwslt14-de-en.yaml", "softmax + CovVector", 2048),
     ("copy_seq2seq/lm1b.yaml", "GRU + additive attention", 2048),
+    ("copy_seq2seq/lm1b.yaml", "CNN (ConvS2S)", 2048),
     ("fixed_memory/toy-copy.yaml", "L 50 attention", 6528),
 )
 """Specs, their cells, and padded tokens of a batch."""
@@ -61,7 +62,9 @@ def update(path: str, label: str, tokens: int, runtime: Runtime) -> tuple[str, C
 
 
 def seconds(run: Callable[[], Any], *, own: bool) -> float:
-    with nullcontext() if own else patch("attnbench.models._cells.serves", return_value=False):
+    with ExitStack() as torchs:
+        for kind in () if own else ("_cells", "_windows"):
+            torchs.enter_context(patch(f"attnbench.models.{kind}.serves", return_value=False))
         started = time.perf_counter()
         run()
         return time.perf_counter() - started
