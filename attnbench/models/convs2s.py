@@ -176,19 +176,19 @@ class Encoder(nn.Module):
         self.contract = _linear(spec.width, spec.embedding)
         self.around = (spec.kernel - 1) // 2, spec.kernel // 2
 
-    def forward(self, embedded: Float[Tensor, "B S E"], source: Source) -> Float[Tensor, "B S E"]:
+    def forward(
+        self, embedded: Float[Tensor, "... E"], source: Source, sentences: Sentences | None = None
+    ) -> Float[Tensor, "... E"]:
+        """sentences: where `embedded` are tokens of sources end to end, [N, E]."""
         states = self.expand(embedded)
         padding = ~source.valid.unsqueeze(-1)
         for layer in self.layers:
-            seen = states.masked_fill(padding, 0.0)
-            states = (layer(nn.functional.pad(seen, (0, 0, *self.around))) + states) * HALF
-        return self.contract(states)
-
-    def along(self, embedded: Float[Tensor, "N E"], sentences: Sentences) -> Float[Tensor, "N E"]:
-        """The same of sources end to end."""
-        states = self.expand(embedded)
-        for layer in self.layers:
-            states = (layer.along(states, sentences) + states) * HALF
+            if sentences is None:
+                seen = states.masked_fill(padding, 0.0)
+                gated = layer(nn.functional.pad(seen, (0, 0, *self.around)))
+            else:
+                gated = layer.along(states, sentences)
+            states = (gated + states) * HALF
         return self.contract(states)
 
 
@@ -260,7 +260,7 @@ class ConvS2S(Seq2SeqModel):
         if sentences is None:
             keys = self.encoder(embedded, source)
         else:
-            keys = sentences.pad(self.encoder.along(sentences.take(embedded), sentences))
+            keys = sentences.pad(self.encoder(sentences.take(embedded), source, sentences))
         values = (keys + embedded) * HALF
         cross = (
             each.attention.memorize(keys, source.valid, values, need_weights=bool(need_weights))
