@@ -20,7 +20,7 @@ from attnbench.core.ragged import Ragged
 
 def serves(*given: Tensor) -> bool:
     """Whether `convolve` takes these; it gives what torch's convolution gives."""
-    return all(each.is_cpu for each in given) and native.readable(*given) and not native.is_off()
+    return all(each.is_cpu for each in given) and native.readable(*given)
 
 
 def convolve(
@@ -70,12 +70,12 @@ class _Convolve(torch.autograd.Function):
         return to_inputs, to_weight, to_bias, None
 
 
-def flat(weight: Float[Tensor, "N C W"]) -> Float[Tensor, "N W*C"]:
+def flat(weight: Float[Tensor, "N C W"]) -> Float[Tensor, "N K"]:
     """Over the numbers of all positions, one after the other."""
     return weight.transpose(1, 2).flatten(1)
 
 
-def _windows(inputs: Float[Tensor, "B M C"], span: int, outside: Int[Tensor, "X"] | None) -> Float[Tensor, "B Q W*C"]:
+def _windows(inputs: Float[Tensor, "B M C"], span: int, outside: Int[Tensor, "X"] | None) -> Float[Tensor, "B Q K"]:
     count = inputs.shape[1] - span + 1
     made = torch.cat([inputs[:, place : place + count] for place in range(span)], 2)
     if outside is not None:

@@ -160,7 +160,7 @@ class GatedConvolution(Window):
     def flat(self) -> tuple[Float[Tensor, "N K"], Float[Tensor, "N"]]:
         return _windows.flat(self.weight), self.bias
 
-    def finish(self, product: Float[Tensor, "B N2 2*C"]) -> Float[Tensor, "B N2 C"]:
+    def finish(self, product: Float[Tensor, "B N2 D"]) -> Float[Tensor, "B N2 C"]:
         return nn.functional.glu(product, dim=-1)
 
 
