@@ -17,10 +17,14 @@ from attnbench.core import native
 from attnbench.core.derivatives import once_differentiable
 from attnbench.core.ragged import Ragged
 
+LEAST = 128
+"""Positions from which it pays where nothing is trained: a weight is brought into another order at each call."""
 
-def serves(*given: Tensor) -> bool:
-    """Whether `convolve` takes these; it gives what torch's convolution gives."""
-    return all(each.is_cpu for each in given) and native.readable(*given)
+
+def serves(positions: int, *given: Tensor) -> bool:
+    """Whether `convolve` takes these, and pays for so many positions; it gives what torch's convolution gives."""
+    enough = torch.is_grad_enabled() or positions >= LEAST
+    return enough and all(each.is_cpu for each in given) and native.readable(*given)
 
 
 def convolve(
@@ -57,7 +61,7 @@ class _Convolve(torch.autograd.Function):
         _, width, span = weight.shape
         grad = upstream[0].flatten(0, 1)
         if ctx.needs_input_grad[0]:
-            to_inputs, moved = torch.zeros_like(inputs), (grad @ flat(weight)).view(len(inputs), -1, span * width)
+            to_inputs, moved = torch.zeros_like(inputs), (grad @ flat(weight)).unflatten(0, upstream[0].shape[:2])
             if outside is not None:
                 moved.view(-1, width).index_fill_(0, outside, 0.0)
             for place, part in enumerate(moved.split(width, 2)):
@@ -77,6 +81,8 @@ def flat(weight: Float[Tensor, "N C W"]) -> Float[Tensor, "N K"]:
 
 def _windows(inputs: Float[Tensor, "B M C"], span: int, outside: Int[Tensor, "X"] | None) -> Float[Tensor, "B Q K"]:
     count = inputs.shape[1] - span + 1
+    if count < 1:
+        raise ValueError(f"a window of {span} positions does not fit into {inputs.shape[1]}")
     made = torch.cat([inputs[:, place : place + count] for place in range(span)], 2)
     if outside is not None:
         made.view(-1, inputs.shape[2]).index_fill_(0, outside, 0.0)

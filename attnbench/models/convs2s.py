@@ -147,7 +147,8 @@ class GatedConvolution(Window):
     ) -> Float[Tensor, "B N2 C"]:
         """N2 = N - (kernel - 1). outside: as `_windows.convolve` has it, where that serves."""
         inputs = self.dropout(inputs)
-        if outside is not None or _windows.serves(inputs, self.weight, self.bias):
+        positions = len(inputs) * inputs.shape[1]
+        if outside is not None or _windows.serves(positions, inputs, self.weight, self.bias):
             return self.finish(_windows.convolve(inputs, self.weight, self.bias, outside))
         both = nn.functional.conv1d(inputs.transpose(1, 2), self.weight, self.bias)
         return nn.functional.glu(both, dim=1).transpose(1, 2)
@@ -272,7 +273,7 @@ class ConvS2S(Seq2SeqModel):
         self, valid: Bool[Tensor, "B N"] | None, around: tuple[int, int], embedded: Tensor
     ) -> Sentences | None:
         """How they lie end to end; None where all is left in its rows."""
-        if valid is None or not _windows.serves(embedded, *self.parameters()):
+        if valid is None or not _windows.serves(valid.numel(), embedded, *self.parameters()):
             return None
         return Sentences.of(valid, around)
 
@@ -288,8 +289,11 @@ class ConvS2S(Seq2SeqModel):
         valid: Bool[Tensor, "B T"] | None = None,
         need_weights: bool = False,
     ) -> Decoded:
+        if valid is not None and valid.shape != target_in.shape:
+            raise ValueError(f"valid {tuple(valid.shape)} does not belong to a target {tuple(target_in.shape)}")
         embedded, around, scale = self.target_embedding(target_in), (self.seen, 0), memory.scale
-        sentences = self._sentences(None if need_weights else valid, around, embedded)
+        padded = need_weights or len(scale) != len(target_in)
+        sentences = self._sentences(None if padded else valid, around, embedded)
         if sentences is not None:
             embedded, scale = sentences.take(embedded), scale[sentences.rows(), 0]
         positions = torch.arange(target_in.shape[1], device=target_in.device)

@@ -64,6 +64,16 @@ def test_autocast_multiplies_in_its_type():
     alike(found, wanted, (inputs, weight, bias), 0.05)
 
 
+def test_windows_that_do_not_fit_are_an_error_and_no_rows_none():
+    weight, bias = draw(4, 3, 3, seed=1), draw(4, seed=2)
+    with pytest.raises(ValueError, match="window of 3 positions does not fit into 2"):
+        _windows.convolve(draw(2, 2, 3), weight, bias)
+    none = draw(0, 6, 3)
+    found = torch.autograd.grad(_windows.convolve(none, weight, bias).sum(), (none, weight))
+    assert found[0].shape == none.shape
+    assert not found[1].any()
+
+
 def test_there_is_no_second_derivative():
     given = draw(2, 6, 3), draw(4, 3, 3, seed=1), draw(4, seed=2)
     with pytest.raises(RuntimeError, match="no second derivative"):
@@ -72,10 +82,13 @@ def test_there_is_no_second_derivative():
 
 def test_what_is_served():
     x = draw(2, 3)
-    assert _windows.serves(x)
-    assert not _windows.serves(x, torch.empty(2, device="meta"))
+    assert _windows.serves(1, x)
+    assert not _windows.serves(1, x, torch.empty(2, device="meta"))
+    with torch.no_grad():
+        assert not _windows.serves(_windows.LEAST - 1, x)
+        assert _windows.serves(_windows.LEAST, x)
     mapped: list[bool] = []
-    torch.func.vmap(lambda row: mapped.append(_windows.serves(row)) or row)(x.detach())
+    torch.func.vmap(lambda row: mapped.append(_windows.serves(1, row)) or row)(x.detach())
     assert mapped == [False]
 
 
