@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnbench.bench import models
-from attnbench.bench.models import Load
+from attnbench.bench import sentences
+from attnbench.bench.sentences import Load
+from attnbench.bench.subjects import fields_of
 from attnbench.bench.timer import Case
 
 COMPUTED_IN = ("float32", "int8")
@@ -22,26 +23,26 @@ LONGEST = 256
 def decoding(size: str, load: Load, kind: str, threads: int) -> Case:
     """Outputs of as many tokens as models.decoding makes. kind: "float32", or "int8" for weights of 8 bits."""
     package: Any = importlib.import_module("ctranslate2")
-    words = [*SPECIALS, *(f"w{place}" for place in range(len(SPECIALS), models.WORDS))]
+    words = [*SPECIALS, *(f"w{place}" for place in range(len(SPECIALS), sentences.WORDS))]
     with tempfile.TemporaryDirectory() as folder:
         _model(size, words).save(folder)
         translator = package.Translator(folder, device="cpu", compute_type=kind, inter_threads=1, intra_threads=threads)
-    ids = np.random.default_rng(0).integers(len(SPECIALS), models.WORDS, (load.rows, load.length - 1))
+    ids = np.random.default_rng(0).integers(len(SPECIALS), sentences.WORDS, (load.rows, load.length - 1))
     sources = [[words[place] for place in row] + ["</s>"] for row in ids]
 
     def run() -> None:
         found = translator.translate_batch(
             sources, beam_size=load.beam, max_batch_size=load.rows, batch_type="examples",
-            min_decoding_length=models.STEPS, max_decoding_length=models.STEPS,
+            min_decoding_length=sentences.STEPS, max_decoding_length=sentences.STEPS,
         )  # fmt: skip
-        assert all(len(each.hypotheses[0]) == models.STEPS for each in found)
+        assert all(len(each.hypotheses[0]) == sentences.STEPS for each in found)
 
-    return Case(load.group(size), NAME.format(kind), run, load.rows * models.STEPS)
+    return Case(load.group(size), NAME.format(kind), run, load.rows * sentences.STEPS)
 
 
 def _model(size: str, words: list[str]) -> Any:
     specs: Any = importlib.import_module("ctranslate2.specs")
-    fields = models.fields_of(size)
+    fields = fields_of(size)
     made = specs.TransformerSpec.from_config(
         (fields.layers, fields.layers), fields.heads, pre_norm=False, activation=specs.Activation.RELU
     )

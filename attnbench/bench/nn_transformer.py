@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from attnbench.bench import models
+from attnbench.bench import sentences
+from attnbench.bench.subjects import SMOOTHING, fields_of
 from attnbench.bench.timer import Case
 from attnbench.data.base import PAD
 from attnbench.models.transformer import TransformerSpec
@@ -23,7 +24,7 @@ class NNTransformer(nn.Module):
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
         self.scale = spec.width**0.5
-        self.embedding = nn.Embedding(models.WORDS, spec.width, padding_idx=PAD)
+        self.embedding = nn.Embedding(sentences.WORDS, spec.width, padding_idx=PAD)
         nn.init.normal_(self.embedding.weight, std=spec.width**-0.5)
         self.position = nn.Embedding(LONGEST, spec.width)
         self.dropout = nn.Dropout(spec.dropout)
@@ -32,7 +33,7 @@ class NNTransformer(nn.Module):
         )
         for layer in [*self.stacks.encoder.layers, *self.stacks.decoder.layers]:
             layer.dropout = nn.Identity()
-        self.output = nn.Linear(spec.width, models.WORDS, bias=False)
+        self.output = nn.Linear(spec.width, sentences.WORDS, bias=False)
         self.output.weight = self.embedding.weight
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
@@ -52,16 +53,16 @@ class NNTransformer(nn.Module):
 def training(size: str, count: int, device: torch.device, name: str) -> Case:
     """Updates in float32 on the batches of models.training: F.cross_entropy, torch's Adam, no clipping."""
     torch.manual_seed(0)
-    model = NNTransformer(models.fields_of(size)).to(device).train()
+    model = NNTransformer(fields_of(size)).to(device).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98))
-    batches = models.batches(count, device)
+    batches = sentences.batches(count, device)
 
     def run() -> None:
         for batch in batches:
             optimizer.zero_grad()
             logits = model(batch.source, batch.target_in).flatten(0, 1)
             loss = nn.functional.cross_entropy(
-                logits, batch.target_out.flatten(), ignore_index=PAD, label_smoothing=models.SMOOTHING
+                logits, batch.target_out.flatten(), ignore_index=PAD, label_smoothing=SMOOTHING
             )
             loss.backward()
             optimizer.step()

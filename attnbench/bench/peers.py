@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from attnbench.bench import ctranslate2, nn_transformer
-from attnbench.bench.models import Load
 from attnbench.bench.ops import Method
 from attnbench.bench.processes import Recipe
+from attnbench.bench.sentences import Load
 from attnbench.core.errors import MissingExtraError, SpecError, first_line
 from attnbench.core.spec import unknown
 

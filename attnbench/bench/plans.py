@@ -10,11 +10,13 @@ import torch
 
 from attnbench.attention.patterns.base import patterns
 from attnbench.attention.transforms.base import TransformSpec, transforms
-from attnbench.bench import ctranslate2, models, nn_transformer, ops, scaling
+from attnbench.bench import ctranslate2, models, nn_transformer, ops, scaling, subjects
 from attnbench.bench.machine import copies, products
 from attnbench.bench.peers import Peer, serves
 from attnbench.bench.processes import Recipe, together, with_peaks
 from attnbench.bench.results import Section
+from attnbench.bench.sentences import Load
+from attnbench.bench.subjects import Subject, transformer
 from attnbench.bench.timer import Case, Timing, Yardstick, measure
 from attnbench.train.runtime import Runtime
 
@@ -28,14 +30,22 @@ BATCHES = 2
 _TRANSFORMS = "transforms of scores"
 _ATTENTION = "attention, from projected queries, keys and values"
 _TRAINING, _TRAINING_BESIDE = "training, target tokens", "training beside other packages, target tokens"
+_TRAINING_KINDS, _TRAINING_CELLS = (
+    f"training of {what}, target tokens" for what in ("models of every kind", "the cells of a spec")
+)
 _DECODING = "decoding, tokens of the best outputs"
 _DECODING_BESIDE = "decoding beside other packages, tokens of the best outputs"
+_DECODING_KINDS, _DECODING_CELLS = (
+    f"decoding by {what}, tokens of the best outputs" for what in ("models of every kind", "the cells of a spec")
+)
 _COST = "cost against"
-_LOADS = [models.Load(rows, length, beam) for rows in (1, 64) for length in (26, 100) for beam in (1, 5)]
+_SHAPES = [(rows, length) for rows in (1, 64) for length in (26, 100)]
+"""Sources that are decoded at a time, and how long they are."""
 
 
 class Plan(NamedTuple):
-    """quick: fewer and smaller cases, for a look before a release. only: kinds of mechanisms (KINDS); none: all."""
+    """quick: fewer and smaller cases, for a look before a release. only: kinds of mechanisms (KINDS); none: all. cells:
+    of a spec, which are timed instead of the models that there are."""
 
     runtime: Runtime
     rounds: int
@@ -43,6 +53,7 @@ class Plan(NamedTuple):
     peers: list[Peer]
     sizes: list[str] | None = None
     only: Sequence[str] = ()
+    cells: Sequence[Subject] = ()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -80,17 +91,39 @@ class Plan(NamedTuple):
         kind = ops.kind_of(name)
         return not self.only or kind in {*self.only, "softmax"} or kind not in every_kind()
 
-    def those_of(self, *sizes: str) -> list[str]:
-        """The sizes that were asked for, else these."""
-        return self.sizes or (["tiny"] if self.quick else list(sizes))
+    @property
+    def of_sizes(self) -> list[str]:
+        """The sizes of Transformers that are timed."""
+        return [] if self.cells else self.sizes or (["tiny"] if self.quick else ["mini", "iwslt"])
+
+    @property
+    def families(self) -> list[Subject]:
+        """Models of every kind, where neither sizes nor mechanisms were asked for."""
+        if self.sizes or self.only or self.cells:
+            return []
+        return subjects.families(128, tokens=1024) if self.quick else subjects.families(256)
+
+    @property
+    def groups(self) -> set[str]:
+        """What models are compared within."""
+        return {*self.of_sizes, *(each.group for each in (*self.families, *self.cells))}
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """Of what is decoded: sources at a time, and how long they are."""
+        return [(16, 26)] if self.quick else _SHAPES
+
+    @property
+    def loads(self) -> list[Load]:
+        return [Load(*shape, beam) for shape in self.shapes for beam in (1, 5)]
 
 
-_OF_TRAINING = set(map(ops.kind_of, models.COMPARED))
+_OF_TRAINING = set(map(ops.kind_of, subjects.COMPARED))
 _BY_ITSELF: dict[What, set[str]] = {
     "transforms": set(map(ops.kind_of, ops.TRANSFORMS)),
     "attention": {*map(ops.kind_of, ops.attention_names()), *ops.PATTERNS},
     "train": _OF_TRAINING,
-    "decode": _OF_TRAINING | set(map(ops.kind_of, models.PATTERNS)),
+    "decode": _OF_TRAINING | set(map(ops.kind_of, subjects.PATTERNS)),
 }
 """Kinds of mechanisms that are timed where none is asked for."""
 
@@ -154,45 +187,74 @@ def _shapes(plan: Plan) -> tuple[tuple[int, ...], ...]:
 
 
 def train_sections(plan: Plan) -> Iterator[list[Section]]:
-    device, threads = plan.runtime.device, torch.get_num_threads()
+    device = plan.runtime.device
     beside: list[Timing] = []
     found: list[Timing] = []
-    for size in plan.those_of(*USUAL_SIZES):
+    done: list[Section] = []
+    for size in plan.of_sizes:
         peers = [recipe for peer in plan.peers if peer.training for recipe in peer.training(size, BATCHES, device)]
-        names = filter(plan.wants, models.compared(device, _called(beyond("train", plan.only))))
-        recipes = [Recipe(models.training, (size, name, BATCHES, plan.runtime)) for name in names]
+        names = filter(plan.wants, subjects.compared(device, _called(beyond("train", plan.only))))
+        recipes = _trainings(plan, [transformer(size, name) for name in names])
         beside += plan.beside([recipes[0], *peers], peaks=True) if peers else []
-        timed = plan.time([recipe.make(*recipe.given) for recipe in recipes], plan.products, loose=True)
-        found += timed if plan.quick else with_peaks(timed, recipes, threads, device)
-        yield [
+        found += _trained(plan, recipes)
+        done = [
             *_if_any(_TRAINING_BESIDE, nn_transformer.SHIPPED, beside),
             Section(_TRAINING, ("softmax",), found, "tokens"),
         ]
+        yield done
+    for title, chosen in ((_TRAINING_KINDS, plan.families), (_TRAINING_CELLS, plan.cells)):
+        if chosen:
+            done = [*done, Section(title, (chosen[0].name,), _trained(plan, _trainings(plan, chosen)), "tokens")]
+            yield done
+
+
+def _trainings(plan: Plan, chosen: Sequence[Subject]) -> list[Recipe]:
+    return [Recipe(models.training, (subject, BATCHES, plan.runtime)) for subject in chosen]
+
+
+def _trained(plan: Plan, recipes: list[Recipe]) -> list[Timing]:
+    timed = plan.time([recipe.make(*recipe.given) for recipe in recipes], plan.products, loose=True)
+    return timed if plan.quick else with_peaks(timed, recipes, torch.get_num_threads(), plan.runtime.device)
 
 
 def decode_sections(plan: Plan) -> Iterator[list[Section]]:
-    loads = [models.Load(16, 26, beam) for beam in (1, 5)] if plan.quick else _LOADS
+    threads, device = torch.get_num_threads(), plan.runtime.device
     beside: list[Timing] = []
     found: list[Timing] = []
-    for size in plan.those_of(*USUAL_SIZES):
-        for load in loads:
-            threads = torch.get_num_threads()
-            given = [
-                each.decoding for each in plan.peers if each.decoding and serves(each, "decode", plan.runtime.device)
-            ]
-            peers = [recipe for decoding in given for recipe in decoding(size, load, threads)]
-            quantized = ["softmax" + models.QUANTIZED] if plan.runtime.device.type == "cpu" else []
-            compared = models.compared(plan.runtime.device, _called(beyond("decode", plan.only)))
-            names = filter(plan.wants, (*compared, *quantized, *models.PATTERNS))
-            ours = [Recipe(models.decoding, (size, name, load, plan.runtime)) for name in ("softmax", *quantized)]
-            beside += plan.beside([*ours, *peers]) if peers else []
-            cases = [models.decoding(size, name, load, plan.runtime) for name in names]
-            found += plan.time(cases, plan.products, loose=True)
-            baseline = ctranslate2.NAME.format("float32")
-            yield [
-                *_if_any(_DECODING_BESIDE, baseline, beside),
-                Section(_DECODING, ("softmax",), found, "tokens"),
-            ]
+    done: list[Section] = []
+    for size, load in itertools.product(plan.of_sizes, plan.loads):
+        given = [each.decoding for each in plan.peers if each.decoding and serves(each, "decode", device)]
+        peers = [recipe for decoding in given for recipe in decoding(size, load, threads)]
+        quantized = ["softmax" + subjects.QUANTIZED] if device.type == "cpu" else []
+        names = subjects.compared(device, _called(beyond("decode", plan.only)))
+        chosen = filter(plan.wants, (*names, *quantized, *subjects.PATTERNS))
+        beside += plan.beside([*_decodings(plan, size, ("softmax", *quantized), load), *peers]) if peers else []
+        found += _decoded(plan, [transformer(size, name) for name in chosen], load)
+        done = [
+            *_if_any(_DECODING_BESIDE, ctranslate2.NAME.format("float32"), beside),
+            Section(_DECODING, ("softmax",), found, "tokens"),
+        ]
+        yield done
+    own = [Load(*shape, None) for shape in _readable(plan)]
+    for title, chosen, loads in ((_DECODING_KINDS, plan.families, plan.loads), (_DECODING_CELLS, plan.cells, own)):
+        timed: list[Timing] = []
+        for load in loads if chosen else []:
+            timed += _decoded(plan, chosen, load)
+            yield [*done, Section(title, (chosen[0].name,), timed, "tokens")]
+
+
+def _decodings(plan: Plan, size: str, names: Sequence[str], load: Load) -> list[Recipe]:
+    return [Recipe(models.decoding, (transformer(size, name), load, plan.runtime)) for name in names]
+
+
+def _decoded(plan: Plan, chosen: Sequence[Subject], load: Load) -> list[Timing]:
+    return plan.time([models.decoding(each, load, plan.runtime) for each in chosen], plan.products, loose=True)
+
+
+def _readable(plan: Plan) -> list[tuple[int, int]]:
+    """The shapes, with sources no longer than each cell can read."""
+    limits = [each.source_limit for each in plan.cells if each.source_limit is not None]
+    return list(dict.fromkeys((rows, min([length, *limits])) for rows, length in plan.shapes))
 
 
 def _called(kinds: list[str]) -> list[str]:
@@ -239,11 +301,10 @@ TITLES: dict[What, tuple[str, ...]] = {
     "ops": (_TRANSFORMS, _ATTENTION),
     "transforms": (_TRANSFORMS,),
     "attention": (_ATTENTION,),
-    "train": (_TRAINING_BESIDE, _TRAINING),
-    "decode": (_DECODING_BESIDE, _DECODING),
+    "train": (_TRAINING_BESIDE, _TRAINING, _TRAINING_KINDS, _TRAINING_CELLS),
+    "decode": (_DECODING_BESIDE, _DECODING, _DECODING_KINDS, _DECODING_CELLS),
     "scaling": (_COST,),
 }
 """What the titles of their sections begin with."""
 OF_SIZES: tuple[What, ...] = ("train", "decode")
 """Those that time models, which have a size."""
-USUAL_SIZES = ("mini", "iwslt")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attnbench.bench.machine import Choice, Roofline, roofline, set_up, signature
-from attnbench.bench.models import SIZES
 from attnbench.bench.ops import mechanism
 from attnbench.bench.peers import Peer, find, serves
-from attnbench.bench.plans import OF_SIZES, PLANS, TITLES, USUAL_SIZES, Plan, What, beyond, every_kind, kinds_of
+from attnbench.bench.plans import OF_SIZES, PLANS, TITLES, Plan, What, beyond, every_kind, kinds_of
 from attnbench.bench.plot import draw
 from attnbench.bench.results import SCHEMA, Section, as_json, compare, head_lines, markdown, ratios, tables
+from attnbench.bench.subjects import SIZES, Subject
 from attnbench.core import native, processor
 from attnbench.core.errors import MissingExtraError, SpecError
 from attnbench.core.files import require_writable, write_atomic
@@ -83,14 +83,14 @@ def _paths(folder: Path, stem: str) -> tuple[Path, Path]:
 
 
 def _require_comparable(
-    earlier: dict[str, Any], signature: dict[str, Any], what: Sequence[What], sizes: Sequence[str]
+    earlier: dict[str, Any], signature: dict[str, Any], what: Sequence[What], groups: Set[str]
 ) -> None:
     """Raise SpecError where the earlier figures hang on other things, or none will be measured, as far as their file
-    tells. sizes: of the models that will be timed."""
+    tells. groups: what the models that will be timed are compared within."""
 
     def returns(title: str, group: str) -> bool:
         return any(
-            title.startswith(TITLES[each]) and (each not in OF_SIZES or group.partition(",")[0] in sizes)
+            title.startswith(TITLES[each]) and (each not in OF_SIZES or group.partition(",")[0] in groups)
             for each in what
         )
 
@@ -121,17 +121,19 @@ def _require_folder(folder: Path) -> None:
 
 def run(
     what: Sequence[What], *, device: str | None, precision: str, threads: int | None,
-    rounds: int, quick: bool, against: str | None, size: str | None, only: str | None = None, command: str,
-    earlier: dict[str, Any] | None = None, folder: Path | None = None, keep: Callable[[Report], None] | None = None,
+    rounds: int, quick: bool, against: str | None, size: str | None, only: str | None = None,
+    cells: Sequence[Subject] = (), command: str, earlier: dict[str, Any] | None = None, folder: Path | None = None,
+    keep: Callable[[Report], None] | None = None,
 ) -> Report:  # fmt: skip
-    """Measure each of `what` (keys of PLANS). earlier: what it will be compared with. folder: where what is
-    measured will be written. keep: called with all that is measured so far, whenever that is more.
+    """Measure each of `what` (keys of PLANS). cells: of a spec, instead of the models that there are. earlier: what it
+    will be compared with. folder: where what is measured will be written. keep: called with all that is measured so
+    far, whenever that is more.
 
     Raises SpecError and MissingExtraError before anything is timed, AttnbenchError where a case cannot be.
     """
     peers, sizes, kinds = find(_names("--against", against)), _names("--size", size), _names("--only", only)
     place = _place(device)
-    _require_use(what, place, peers, sizes, precision)
+    _require_use(what, place, peers, sizes, cells, precision)
     _require_kinds(what, kinds, earlier)
     cores = processor.usable_cores()
     if threads is not None and threads > cores:
@@ -146,9 +148,9 @@ def run(
         )
     choices: list[Choice] = set_up(runtime)
     made = signature(runtime)
-    plan = Plan(runtime, rounds, quick, peers, sizes or None, kinds)
+    plan = Plan(runtime, rounds, quick, peers, sizes or None, kinds, cells)
     if earlier is not None:
-        _require_comparable(earlier, made, what, plan.those_of(*USUAL_SIZES))
+        _require_comparable(earlier, made, what, plan.groups)
     if folder is not None:
         _require_folder(folder)
     machine: Roofline = roofline(place)
@@ -189,16 +191,20 @@ def _place(device: str | None) -> torch.device:
 
 
 def _require_use(
-    what: Sequence[What], place: torch.device, peers: Sequence[Peer], sizes: Sequence[str], precision: str
-) -> None:
+    what: Sequence[What], place: torch.device, peers: Sequence[Peer], sizes: Sequence[str],
+    cells: Sequence[Subject], precision: str,
+) -> None:  # fmt: skip
     """Raise SpecError for a name that there is not, or for what changes nothing."""
     if precision != "fp32" and set(what) == {"transforms"}:
         raise SpecError(f"--precision {precision}: transforms are timed in float32; leave it out, or time attention")
     for name in sizes:
         if name not in SIZES:
             raise SpecError(f"--size: {unknown('size', name, list(SIZES))}")
-    if sizes and not set(what) & set(OF_SIZES):
-        raise SpecError(f"--size: {', '.join(what)} times no models; leave it out, or time {' or '.join(OF_SIZES)}")
+    for option in (["--size"] if sizes else []) + (["--spec"] if cells else []):
+        if not set(what) & set(OF_SIZES):
+            raise SpecError(
+                f"{option}: {', '.join(what)} times no models; leave it out, or time {' or '.join(OF_SIZES)}"
+            )
     for peer in peers:
         if not any(serves(peer, each, place) for each in what):
             raise SpecError(

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from attnbench.cli import common
 
 
 def ablate(
     spec: common.SpecPath = None,
-    axis: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--axis",
-            help="name=value,value; transform, pattern, site, sparsify, budget, search or another part, cell, or a "
-            "dotted path; labels of the spec's own entries are values, too.",
-        ),
-    ] = None,
+    axis: common.Axis = None,
     seed: common.Seed = None,
     seeds: common.Seeds = None,
     jobs: common.Jobs = 1,

@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 
 SpecPath = Annotated[Path | None, typer.Argument(help="YAML spec; left out: the packaged demo.", show_default=False)]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="path=value laid over the spec; repeatable.")]
+Axis = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--axis",
+        help="name=value,value; transform, pattern, site, sparsify, budget, search or another part, cell, or a "
+        "dotted path; labels of the spec's own entries are values, too.",
+    ),
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="One seed instead of the spec's.", min=0)]
 Seeds = Annotated[str | None, typer.Option("--seeds", help="Seeds with commas, instead of the spec's.")]
 Jobs = Annotated[int, typer.Option("--jobs", help="Cells at a time, each in a process of its own.", min=1)]

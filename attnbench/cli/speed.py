@@ -14,6 +14,7 @@ from attnbench.cli import common
 
 if TYPE_CHECKING:
     from attnbench.bench.results import Comparison
+    from attnbench.bench.subjects import Subject
 
 
 class What(StrEnum):
@@ -46,6 +47,12 @@ def speed(
         str | None,
         typer.Option("--only", help="Mechanisms beside softmax: topk, entmax15, window, one of your own; with commas."),
     ] = None,
+    spec: Annotated[
+        Path | None,
+        typer.Option("--spec", help="Time the cells of this YAML spec instead: its models, updates and searches."),
+    ] = None,
+    overrides: common.Overrides = None,
+    axis: common.Axis = None,
     precision: Annotated[Precision, typer.Option("--precision", help="Of models, and of attention.")] = Precision.fp32,
     threads: Annotated[int | None, typer.Option("--threads", help="Left out: all that are here.", min=1)] = None,
     rounds: Annotated[int, typer.Option("--rounds", help="Turns that every case has.", min=1)] = 5,
@@ -70,6 +77,8 @@ def speed(
 
     Example: attnbench speed ops --against entmax
 
+    Example: attnbench speed train --spec SPEC.yaml --axis 'transform=[softmax, {kind: topk, k: 8}, entmax15]'
+
     Example: attnbench speed --quick --compare speed.json
     """
     from attnbench.bench.results import compare as compared
@@ -78,6 +87,10 @@ def speed(
 
     if tolerance is not None and compare is None:
         raise SpecError("--tolerance is of a comparison; name the earlier measurement with --compare FILE")
+    cells = cells_of(spec, overrides or [], axis or [])
+    for option, value in {"--size": size, "--only": only, "--against": against}.items() if cells else []:
+        if value is not None:
+            raise SpecError(f"{option}: with --spec its cells are timed, and nothing else; leave one of the two out")
     kept: list[Path] = []
 
     def keep(part: Report) -> None:
@@ -90,9 +103,9 @@ def speed(
     command = shlex.join(["attnbench", *sys.argv[1:]])
     try:
         report = run(
-            [what.value] if what else ["ops", "train", "decode"], device=device, precision=precision.value,
-            threads=threads, rounds=rounds, quick=quick, against=against, size=size, only=only, command=command,
-            earlier=earlier, folder=out, keep=keep if out else None,
+            [what.value] if what else ["train", "decode"] if cells else ["ops", "train", "decode"], device=device,
+            precision=precision.value, threads=threads, rounds=rounds, quick=quick, against=against, size=size,
+            only=only, cells=cells, command=command, earlier=earlier, folder=out, keep=keep if out else None,
         )  # fmt: skip
     except BaseException as error:
         if kept:
@@ -132,6 +145,34 @@ def speed(
         raise typer.Exit(1)
     if left is not None:
         raise left
+
+
+def cells_of(path: Path | None, overrides: list[str], axes: list[str]) -> list[Subject]:
+    """The cells of a spec, each once, whatever its seeds. Raises SpecError for a fault in it, and for options of a spec
+    where there is none."""
+    from attnbench.bench.subjects import Subject, Update
+    from attnbench.core.errors import SpecError
+    from attnbench.experiment.axes import with_axis
+    from attnbench.experiment.document import read_document
+    from attnbench.experiment.grid import expand
+
+    if path is None:
+        for option, given in (("--set", overrides), ("--axis", axes)):
+            if given:
+                raise SpecError(f"{option} {given[0]}: it changes a spec; name one with --spec")
+        return []
+    document = read_document(path, overrides)
+    for option in axes:
+        document = with_axis(document, option)
+    found: dict[str, Subject] = {}
+    for cell in expand(document).cells:
+        train = cell.spec.train
+        found.setdefault(cell.label, Subject(
+            path.name, cell.label, cell.spec.model.dump(), cell.spec.task.model_sizes(),
+            Update(train.batch_tokens, train.label_smoothing, train.clip, train.optimizer.dump()),
+            cell.spec.search.dump(),
+        ))  # fmt: skip
+    return list(found.values())
 
 
 def _tell(found: Comparison, allowed: float) -> None:

@@ -86,7 +86,12 @@ def off() -> Iterator[None]:
 
 def is_off() -> bool:
     """Whether that is so here, or for the whole process."""
-    return _off.get() or os.environ.get(SWITCH) == "0"
+    return is_off_here() or os.environ.get(SWITCH) == "0"
+
+
+def is_off_here() -> bool:
+    """Whether this is in a block of `off`: what is defined by layers of torch is made by them."""
+    return _off.get()
 
 
 def load(source: Path) -> ctypes.CDLL | None:

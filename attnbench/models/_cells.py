@@ -29,8 +29,10 @@ _modules: Any = nn.modules.module  # whose hooks of all modules have no public n
 
 def serves(layers: nn.RNNBase, inputs: Tensor) -> bool:
     """Whether such layers are made here: on a processor, with gradients, where nobody looks at what they take and
-    give."""
-    if inputs.device.type != "cpu" or not torch.is_grad_enabled() or not native.readable(inputs, *layers.parameters()):
+    give, nor wants what defines them (native.off)."""
+    if native.is_off_here() or inputs.device.type != "cpu" or not torch.is_grad_enabled():
+        return False
+    if not native.readable(inputs, *layers.parameters()):
         return False
     if type(layers) not in (nn.LSTM, nn.GRU) or not layers.bias or layers.proj_size or "forward" in vars(layers):
         return False

@@ -23,9 +23,10 @@ LEAST = 128
 
 
 def serves(positions: int, *given: Tensor) -> bool:
-    """Whether `convolve` takes these, and pays for so many positions; it gives what torch's convolution gives."""
+    """Whether `convolve` takes these, and pays for so many positions; it gives what torch's convolution gives, which is
+    its definition (native.off)."""
     enough = torch.is_grad_enabled() or positions >= LEAST
-    return enough and all(each.is_cpu for each in given) and native.readable(*given)
+    return enough and not native.is_off_here() and all(each.is_cpu for each in given) and native.readable(*given)
 
 
 def convolve(

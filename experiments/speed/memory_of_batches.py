@@ -15,6 +15,7 @@ import torch
 
 from attnbench.bench import models, nn_transformer
 from attnbench.bench.processes import Recipe, with_peaks
+from attnbench.bench.subjects import transformer
 from attnbench.bench.timer import Timing
 from attnbench.core import processor
 from attnbench.train.runtime import Runtime, multiplies_bfloat16
@@ -28,7 +29,7 @@ def cases(size: str, batches: int) -> dict[str, Recipe]:
     for precision, name in (("fp32", "float32"), ("bf16", "bfloat16")):
         if precision == "fp32" or multiplies_bfloat16(CPU):
             runtime = Runtime(CPU, precision)
-            found[f"attnbench, {name}"] = Recipe(models.training, (size, "softmax", batches, runtime))
+            found[f"attnbench, {name}"] = Recipe(models.training, (transformer(size, "softmax"), batches, runtime))
     return found
 
 

@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 import torch
 
-from attnbench.bench import models
+from attnbench.bench import models, sentences
 from attnbench.core import processor
 from attnbench.data.base import PAD
 from attnbench.experiment.document import read_document
@@ -47,8 +47,8 @@ def update(path: str, label: str, tokens: int, runtime: Runtime) -> tuple[str, C
     """The model's name, an update on three batches, and the target tokens of these."""
     spec: Any = next(cell.spec for cell in expand(read_document(HERE / path)).cells if cell.label == label)
     torch.manual_seed(0)
-    task, given = models.task(), models.batches(3, runtime.device, tokens)
-    model = spec.model.build(Sizes(models.WORDS, models.WORDS, True, PAD, longest_source=64)).train()
+    task, given = models.task(), sentences.batches(3, runtime.device, tokens)
+    model = spec.model.build(Sizes(sentences.WORDS, sentences.WORDS, True, PAD, longest_source=64)).train()
     optimizer = AdamSpec().build(model.parameters())
 
     def run() -> None:

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from attnbench.bench import ctranslate2, models, nn_transformer, peers
+from attnbench.bench import ctranslate2, models, nn_transformer, peers, sentences
+from attnbench.bench.sentences import Load
+from attnbench.bench.subjects import fields_of, transformer
 from attnbench.data.base import PAD
 from attnbench.train.runtime import Runtime
 
@@ -17,13 +19,13 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setattr(models, "WORDS", 60)
-    monkeypatch.setattr(models, "TOKENS", 200)
-    monkeypatch.setattr(models, "STEPS", 4)
+    monkeypatch.setattr(sentences, "WORDS", 60)
+    monkeypatch.setattr(sentences, "TOKENS", 200)
+    monkeypatch.setattr(sentences, "STEPS", 4)
 
 
 def test_torch_trains_as_many_tokens():
-    ours = models.training("tiny", "softmax", 1, Runtime(CPU))
+    ours = models.training(transformer("tiny", "softmax"), 1, Runtime(CPU))
     theirs = nn_transformer.training("tiny", 1, CPU, nn_transformer.SHIPPED)
     assert ours.work == theirs.work > 0
     assert theirs.name.endswith("as shipped")
@@ -40,7 +42,7 @@ def test_an_update_is_a_whole_one(peer, monkeypatch):
     if peer:
         nn_transformer.training("tiny", 2, CPU, nn_transformer.SHIPPED).run()
     else:
-        models.training("tiny", "softmax", 2, Runtime(CPU)).run()
+        models.training(transformer("tiny", "softmax"), 2, Runtime(CPU)).run()
     (optimizer,) = made
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -58,8 +60,8 @@ def test_on_a_gpu_torch_is_timed_as_shipped_alone():
 
 
 def test_torch_has_the_parameters_of_the_model_here_but_for_its_positions_and_last_norms():
-    spec = models.fields_of("tiny")
-    ours = models.build("tiny", {"transform": "softmax"}, CPU)
+    spec = fields_of("tiny")
+    ours = transformer("tiny", "softmax").build(CPU)
     theirs = nn_transformer.NNTransformer(spec)
     more = nn_transformer.LONGEST * spec.width + 4 * spec.width  # nn.Transformer ends both stacks with a norm
     assert _count(theirs) - _count(ours) == more
@@ -67,8 +69,8 @@ def test_torch_has_the_parameters_of_the_model_here_but_for_its_positions_and_la
 
 def test_torch_learns_what_the_batch_holds():
     torch.manual_seed(0)
-    model = nn_transformer.NNTransformer(models.fields_of("tiny")).eval()
-    (batch,) = models.batches(1, CPU)
+    model = nn_transformer.NNTransformer(fields_of("tiny")).eval()
+    (batch,) = sentences.batches(1, CPU)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     losses = []
     for _ in range(30):
@@ -83,7 +85,7 @@ def test_torch_learns_what_the_batch_holds():
 
 def test_what_torch_looks_at_is_not_padding_nor_what_comes_later():
     torch.manual_seed(0)
-    model = nn_transformer.NNTransformer(models.fields_of("tiny")).eval()
+    model = nn_transformer.NNTransformer(fields_of("tiny")).eval()
     source, target = torch.randint(5, 60, (2, 6)), torch.randint(5, 60, (2, 5))
     with torch.no_grad():
         wanted = model(source, target)
@@ -102,7 +104,7 @@ def test_torch_is_timed_with_and_without_what_every_training_here_sets():
 
 def test_torch_drops_where_the_model_here_does_but_for_weights():
     """Of states before they join the residual stream; nothing within the feed-forward blocks."""
-    spec = models.fields_of("tiny")
+    spec = fields_of("tiny")
     model = nn_transformer.NNTransformer(spec).train()
     layers = [*model.stacks.encoder.layers, *model.stacks.decoder.layers]
     assert len(layers) == 2 * spec.layers
@@ -116,7 +118,7 @@ def test_ctranslate2_decodes_as_many_tokens():
     pytest.importorskip("ctranslate2", reason="the package that is timed is not installed")
     (peer,) = peers.find(["ctranslate2"])
     assert peer.decoding is not None
-    found = [recipe.make(*recipe.given) for recipe in peer.decoding("tiny", models.Load(3, 5, 2), 1)]
+    found = [recipe.make(*recipe.given) for recipe in peer.decoding("tiny", Load(3, 5, 2), 1)]
     assert [case.name for case in found] == ["CTranslate2, float32", "CTranslate2, int8"]
     for case in found:
         assert (case.group, case.work) == ("tiny, beam 2, 3 x 5", 12)
@@ -134,25 +136,25 @@ def test_ctranslate2_gets_what_it_is_timed_with(kind, monkeypatch, tmp_path):
 
         def translate_batch(self, sources, **given):
             seen.append({"rows": len(sources), "lengths": {len(row) for row in sources}, **given})
-            return [SimpleNamespace(hypotheses=[["w"] * models.STEPS]) for _ in sources]
+            return [SimpleNamespace(hypotheses=[["w"] * sentences.STEPS]) for _ in sources]
 
     monkeypatch.setattr(package, "Translator", Translator)
-    ctranslate2.decoding("tiny", models.Load(3, 5, 2), kind, 7).run()
+    ctranslate2.decoding("tiny", Load(3, 5, 2), kind, 7).run()
     assert seen == [
         {"device": "cpu", "compute_type": kind, "inter_threads": 1, "intra_threads": 7},
         {"rows": 3, "lengths": {5}, "beam_size": 2, "max_batch_size": 3, "batch_type": "examples",
-         "min_decoding_length": models.STEPS, "max_decoding_length": models.STEPS},
+         "min_decoding_length": sentences.STEPS, "max_decoding_length": sentences.STEPS},
     ]  # fmt: skip
 
 
 def test_ctranslate2_has_the_products_of_the_model_here():
     pytest.importorskip("ctranslate2", reason="the package that is timed is not installed")
-    made = ctranslate2._model("tiny", [*ctranslate2.SPECIALS, *(f"w{place}" for place in range(4, models.WORDS))])
+    made = ctranslate2._model("tiny", [*ctranslate2.SPECIALS, *(f"w{place}" for place in range(4, sentences.WORDS))])
     variables = made.variables(ordered=False).items()
     theirs = sorted(tuple(each.shape) for name, each in variables if name.endswith("weight") and "/layer_" in name)
-    ours = models.build("tiny", {"transform": "softmax"}, CPU)
+    ours = transformer("tiny", "softmax").build(CPU)
     own = [tuple(each.weight.shape) for each in ours.modules() if isinstance(each, torch.nn.Linear)]
-    assert sum(map(math.prod, theirs)) == sum(map(math.prod, own)) - models.WORDS * models.fields_of("tiny").width
+    assert sum(map(math.prod, theirs)) == sum(map(math.prod, own)) - sentences.WORDS * fields_of("tiny").width
 
 
 def _count(model: torch.nn.Module) -> int:

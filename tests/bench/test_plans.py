@@ -18,10 +18,11 @@ from attnbench.attention.transforms import _rows
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.transforms.softmax import SoftmaxSpec
 from attnbench.attention.transforms.topk import TopKSpec
-from attnbench.bench import models, ops, plans, scaling
+from attnbench.bench import models, ops, plans, scaling, sentences
+from attnbench.bench.sentences import Load
+from attnbench.bench.subjects import PATTERNS, Subject, transformer
 from attnbench.bench.timer import Case, Timing, Yardstick
 from attnbench.core import native
-from attnbench.data.base import BOS, EOS, PAD
 from attnbench.tasks import loss
 from attnbench.train import recorded
 from attnbench.train.runtime import Runtime
@@ -83,8 +84,8 @@ def test_what_is_not_asked_for_is_not_timed(what, monkeypatch):
         return []
 
     monkeypatch.setattr(plans, "measure", measured)
-    monkeypatch.setattr(models, "training", lambda size, name, *rest: _named(name))
-    monkeypatch.setattr(models, "decoding", lambda size, name, *rest: _named(name))
+    monkeypatch.setattr(models, "training", lambda subject, *rest: _named(subject.name))
+    monkeypatch.setattr(models, "decoding", lambda subject, *rest: _named(subject.name))
     plan = plans.Plan(Runtime(CPU), 1, True, [], only=["topk"])
     for _ in plans.PLANS[what](plan):
         pass
@@ -100,7 +101,7 @@ OTHERS = [
 
 @pytest.mark.parametrize(("what", "wanted"), OTHERS, ids=[what for what, _ in OTHERS])
 def test_ones_own_mechanisms_are_timed_where_they_are_asked_for(what, wanted, own_mechanisms, monkeypatch):
-    names, load = [], models.Load
+    names = []
 
     def measured(cases, **more):
         for case in cases:
@@ -110,10 +111,10 @@ def test_ones_own_mechanisms_are_timed_where_they_are_asked_for(what, wanted, ow
         return []
 
     monkeypatch.setattr(plans, "measure", measured)
-    monkeypatch.setattr(models, "WORDS", 60)
-    monkeypatch.setattr(models, "TOKENS", 200)
-    monkeypatch.setattr(models, "STEPS", 4)
-    monkeypatch.setattr(models, "Load", lambda rows, length, beam: load(2, 5, beam))
+    monkeypatch.setattr(sentences, "WORDS", 60)
+    monkeypatch.setattr(sentences, "TOKENS", 200)
+    monkeypatch.setattr(sentences, "STEPS", 4)
+    monkeypatch.setattr(plans.Plan, "shapes", property(lambda plan: [(2, 5)]))
     monkeypatch.setattr(ops, "SHAPES", ((1, 2, 32, 32),))
     only = [kind for kind in ("kept", "plain", "every") if kind in plans.kinds_of(what)]
     for _ in plans.PLANS[what](plans.Plan(Runtime(CPU), 1, True, [], only=only)):
@@ -211,48 +212,31 @@ def test_mixing_equals_sdpa():
     torch.testing.assert_close(found, torch.nn.functional.scaled_dot_product_attention(*given), rtol=1e-5, atol=1e-5)
 
 
-def test_sentences_have_the_lengths_that_are_told():
-    found = models.batches(4, CPU)
-    for batch in found:
-        assert batch.source.shape[0] * max(batch.source.shape[1], batch.target_out.shape[1]) <= models.TOKENS
-        assert int(batch.source_valid.sum(1).min()) >= 5
-        assert int(batch.source_valid.sum(1).max()) <= 61
-        assert bool((batch.target_in[:, 0] == BOS).all())
-        last = batch.target_valid.sum(1, keepdim=True) - 1
-        assert bool((batch.target_out.gather(1, last) == EOS).all())
-        assert bool((batch.target_out[~batch.target_valid] == PAD).all())
-        assert bool((batch.target_in[~batch.target_valid] == PAD).all())
-        assert torch.equal(
-            batch.target_in[:, 1:][batch.target_valid[:, 1:]], batch.target_out[:, :-1][batch.target_valid[:, 1:]]
-        )
-    widths = [batch.target_out.shape[1] for batch in found]
-    assert widths == sorted(widths)
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_training_and_decoding_run(precision, monkeypatch):
-    monkeypatch.setattr(models, "WORDS", 60)
-    monkeypatch.setattr(models, "TOKENS", 200)
-    monkeypatch.setattr(models, "STEPS", 4)
+    monkeypatch.setattr(sentences, "WORDS", 60)
+    monkeypatch.setattr(sentences, "TOKENS", 200)
+    monkeypatch.setattr(sentences, "STEPS", 4)
     runtime = Runtime(CPU, precision)
-    training = models.training("tiny", "topk, k = 8", 1, runtime)
+    training = models.training(transformer("tiny", "topk, k = 8"), 1, runtime)
     training.run()
     assert training.cost() > 0
     assert training.check() < (1e-2 if precision == "bf16" else 1e-5)
-    load = models.Load(3, 5, 2)
+    load = Load(3, 5, 2)
     assert load.group("tiny") == "tiny, beam 2, 3 x 5"
-    assert models.Load(3, 5, 1).group("tiny") == "tiny, greedy, 3 x 5"
-    for name in ("softmax", "entmax15", "softmax, int8", *models.PATTERNS):
-        case = models.decoding("tiny", name, load, runtime)
+    assert Load(3, 5, 1).group("tiny") == "tiny, greedy, 3 x 5"
+    for name in ("softmax", "entmax15", "softmax, int8", *PATTERNS):
+        case = models.decoding(transformer("tiny", name), load, runtime)
         assert (case.name, case.work) == (name, 12)
         case.run()
         assert case.check() < (1e-2 if precision == "bf16" else 1e-5)
 
 
 def test_what_is_searched_in_8_bits_is(monkeypatch):
-    monkeypatch.setattr(models, "WORDS", 60)
-    load, runtime = models.Load(3, 5, 2), Runtime(CPU)
-    plain, rounded = (models.decoding("tiny", name, load, runtime).run() for name in ("softmax", "softmax, int8"))
+    monkeypatch.setattr(sentences, "WORDS", 60)
+    load, runtime = Load(3, 5, 2), Runtime(CPU)
+    names = ("softmax", "softmax, int8")
+    plain, rounded = (models.decoding(transformer("tiny", name), load, runtime).run() for name in names)
     apart = [abs(plain[row].log_prob / rounded[row].log_prob - 1) for row in plain]
     assert 1e-5 < max(apart) < 0.1
 
@@ -266,22 +250,22 @@ def test_a_few_outputs_may_lie_a_little_further_from_their_definition():
 
 
 def test_operations_are_counted_as_torch_counts_them(monkeypatch):
-    monkeypatch.setattr(models, "WORDS", 60)
-    monkeypatch.setattr(models, "TOKENS", 200)
-    whole = models.training("tiny", "softmax", 1, Runtime(CPU))
+    monkeypatch.setattr(sentences, "WORDS", 60)
+    monkeypatch.setattr(sentences, "TOKENS", 200)
+    whole = models.training(transformer("tiny", "softmax"), 1, Runtime(CPU))
     with FlopCounterMode(display=False) as counter:
         whole.run()
     assert whole.cost() == counter.get_total_flops()
     monkeypatch.setattr(loss, "LOGITS", 600)  # a part of the logits at a time
-    assert models.training("tiny", "softmax", 1, Runtime(CPU)).cost() == whole.cost()
+    assert models.training(transformer("tiny", "softmax"), 1, Runtime(CPU)).cost() == whole.cost()
 
 
 @pytest.mark.parametrize("factor", [2, -1])
 def test_a_training_that_is_wrong_is_found(factor, monkeypatch):
     """A gradient of another length, and one of another direction, as long as the right one; the loss is right."""
-    monkeypatch.setattr(models, "WORDS", 60)
-    monkeypatch.setattr(models, "TOKENS", 200)
-    training = models.training("tiny", "softmax", 1, Runtime(CPU))
+    monkeypatch.setattr(sentences, "WORDS", 60)
+    monkeypatch.setattr(sentences, "TOKENS", 200)
+    training = models.training(transformer("tiny", "softmax"), 1, Runtime(CPU))
     real = recorded.accumulate
 
     def wrong(task, model, *given):
@@ -296,9 +280,9 @@ def test_a_training_that_is_wrong_is_found(factor, monkeypatch):
 
 def test_a_gradient_that_one_parameter_lacks_is_found(monkeypatch):
     """However little of the whole it is, as an alpha that is learned."""
-    monkeypatch.setattr(models, "WORDS", 60)
-    monkeypatch.setattr(models, "TOKENS", 200)
-    training = models.training("tiny", "entmax, learned alpha", 1, Runtime(CPU))
+    monkeypatch.setattr(sentences, "WORDS", 60)
+    monkeypatch.setattr(sentences, "TOKENS", 200)
+    training = models.training(transformer("tiny", "entmax, learned alpha"), 1, Runtime(CPU))
     assert training.check() < 1e-5
     real, lacking = recorded.accumulate, []
 
@@ -345,8 +329,8 @@ def test_a_gradient_for_what_a_mechanism_learns_that_is_wrong_is_found():
 @pytest.mark.parametrize(("precision", "name"), [("bf16", "softmax"), ("fp32", "softmax, int8")])
 def test_outputs_that_are_worse_than_those_of_the_definition_are_found(precision, name, monkeypatch):
     """Where many are others, and their scores are what the definition gives them."""
-    monkeypatch.setattr(models, "WORDS", 60)
-    monkeypatch.setattr(models, "STEPS", 4)
+    monkeypatch.setattr(sentences, "WORDS", 60)
+    monkeypatch.setattr(sentences, "STEPS", 4)
     monkeypatch.setattr(models, "_off_scores", lambda *given: [0.0])
     kind = type(models.task())
     real = kind.decode
@@ -355,15 +339,15 @@ def test_outputs_that_are_worse_than_those_of_the_definition_are_found(precision
         return {row: best._replace(score=3 * best.score) for row, best in real(*given, **more).items()}
 
     monkeypatch.setattr(kind, "decode", worse)
-    case = models.decoding("tiny", name, models.Load(3, 5, 1), Runtime(CPU, precision))
+    case = models.decoding(transformer("tiny", name), Load(3, 5, 1), Runtime(CPU, precision))
     assert case.check() == pytest.approx(2 / 3 / 20, abs=1e-3)
 
 
 @pytest.mark.parametrize(("factor", "wanted"), [(1.0, 0.0), (1.01, math.inf)])
 def test_more_than_a_few_outputs_of_other_scores_are_found(factor, wanted, monkeypatch):
     """Two outputs whose scores are the same to some digits may be parted by a last one."""
-    monkeypatch.setattr(models, "WORDS", 60)
-    monkeypatch.setattr(models, "STEPS", 4)
+    monkeypatch.setattr(sentences, "WORDS", 60)
+    monkeypatch.setattr(sentences, "STEPS", 4)
     kind = type(models.task())
     real = kind.decode
 
@@ -376,33 +360,33 @@ def test_more_than_a_few_outputs_of_other_scores_are_found(factor, wanted, monke
 
     monkeypatch.setattr(kind, "decode", others)
     monkeypatch.setattr(models, "_off_scores", lambda plain, batch, found: [0.0] * len(found))
-    assert models.decoding("tiny", "softmax", models.Load(3, 5, 1), Runtime(CPU)).check() == wanted
+    assert models.decoding(transformer("tiny", "softmax"), Load(3, 5, 1), Runtime(CPU)).check() == wanted
 
 
 @pytest.mark.parametrize(("precision", "name"), [("fp32", "softmax"), ("bf16", "softmax"), ("fp32", "softmax, int8")])
 @pytest.mark.parametrize("beam", [1, 2])
 def test_a_search_that_is_wrong_is_found(precision, name, beam, monkeypatch):
-    monkeypatch.setattr(models, "WORDS", 60)
-    monkeypatch.setattr(models, "STEPS", 4)
-    real = models._named
+    monkeypatch.setattr(sentences, "WORDS", 60)
+    monkeypatch.setattr(sentences, "STEPS", 4)
+    real = Subject.build
 
-    def wrong(*given, defined=False):
-        model = real(*given, defined=defined)
+    def wrong(subject, device, *, defined=False):
+        model = real(subject, device, defined=defined)
         with torch.no_grad():
             for each in model.parameters():
                 each *= 1 if defined else 1.1
         return model
 
-    monkeypatch.setattr(models, "_named", wrong)
-    assert models.decoding("tiny", name, models.Load(3, 5, beam), Runtime(CPU, precision)).check() > 2e-2
+    monkeypatch.setattr(Subject, "build", wrong)
+    assert models.decoding(transformer("tiny", name), Load(3, 5, beam), Runtime(CPU, precision)).check() > 2e-2
 
 
 def test_outputs_that_are_shorter_than_told_are_found(monkeypatch):
-    monkeypatch.setattr(models, "WORDS", 60)
-    monkeypatch.setattr(models, "STEPS", 4)
-    case = models.decoding("tiny", "softmax", models.Load(3, 5, 1), Runtime(CPU))
+    monkeypatch.setattr(sentences, "WORDS", 60)
+    monkeypatch.setattr(sentences, "STEPS", 4)
+    case = models.decoding(transformer("tiny", "softmax"), Load(3, 5, 1), Runtime(CPU))
     assert case.check() < 1e-5
-    monkeypatch.setattr(models, "STEPS", 5)  # which the search has not been told
+    monkeypatch.setattr(sentences, "STEPS", 5)  # which the search has not been told
     assert case.check() == math.inf
 
 
@@ -473,7 +457,7 @@ def test_other_packages_are_timed_in_processes_that_rest_and_training_is_of_torc
     started = contextlib.nullcontext([SimpleNamespace(case=case)])
     monkeypatch.setattr(plans, "together", lambda *given: started)
     monkeypatch.setattr(plans, "with_peaks", lambda timings, *given: timings)
-    monkeypatch.setattr(models, "training", lambda size, *given: case._replace(group=size))
+    monkeypatch.setattr(models, "training", lambda subject, *given: case._replace(group=subject.group))
     timing = Timing("mini", "softmax", 1.0, 1.0, 1.0, 1.0, 4.0, None)
     monkeypatch.setattr(plans, "measure", lambda cases, **given: seen.append(given) or [timing])
     plan = plans.Plan(Runtime(CPU), 1, True, peers.find(["torch"]), ["mini"], ["topk"])
@@ -507,10 +491,10 @@ def test_a_gradient_of_attention_that_is_wrong_is_found():
 
 @pytest.mark.parametrize("beam", [1, 2])
 def test_operations_of_decoding_are_those_of_its_products(beam, monkeypatch):
-    monkeypatch.setattr(models, "WORDS", 60)
-    monkeypatch.setattr(models, "STEPS", 4)
-    case = models.decoding("tiny", "entmax15", models.Load(3, 5, beam), Runtime(CPU))
-    model = models._named("tiny", "softmax", CPU)
+    monkeypatch.setattr(sentences, "WORDS", 60)
+    monkeypatch.setattr(sentences, "STEPS", 4)
+    case = models.decoding(transformer("tiny", "entmax15"), Load(3, 5, beam), Runtime(CPU))
+    model = transformer("tiny", "softmax").build(CPU)
     width, inner = model.output.in_features, model.encoder[0].feed_forward.expand.out_features
     layer = 2 * width * inner
     tokens, rows = 3 * 5, 3 * beam
@@ -523,7 +507,7 @@ def test_operations_of_decoding_are_those_of_its_products(beam, monkeypatch):
     )
     output = sum(2 * some * width * 60 for some in seen)
     assert case.cost() == encoder + sources + len(model.decoder) * step + output
-    assert models.decoding("tiny", "window, n = 8", models.Load(3, 5, beam), Runtime(CPU)).cost is None
+    assert models.decoding(transformer("tiny", "window, n = 8"), Load(3, 5, beam), Runtime(CPU)).cost is None
 
 
 def test_a_gradient_that_is_no_number_is_found_wherever_it_stands():

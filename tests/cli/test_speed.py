@@ -18,6 +18,8 @@ from attnbench.bench.plot import draw
 from attnbench.bench.run import Report
 from attnbench.bench.timer import Case
 from attnbench.cli import common
+from attnbench.cli.speed import cells_of
+from attnbench.models.base import models
 from attnbench.train import runtime
 
 
@@ -388,3 +390,85 @@ def test_a_package_that_is_not_installed(invoke, monkeypatch):
         monkeypatch.setattr(importlib, "import_module", absent(broken))
         said = invoke(*RUN, "--against", "entmax", code=3).stderr
         assert "--against entmax: it is installed, and cannot be imported (libx.so: cannot open); mend that" in said
+
+
+SPEC = """\
+name: own
+task: {kind: copying, dataset: {kind: copy, symbols: 20, longest: 9, pairs: 60, held_out: 6}}
+model: {kind: lstm, layers: 1, width: 8, attention: {cross: {score: bilinear}}}
+train: {batch_tokens: 60, max_steps: 4, optimizer: sgd, clip: 0.0, label_smoothing: 0.0}
+search: {kind: beam, size: 2}
+grid:
+  seeds: [1, 2]
+  axes:
+    model.attention.cross.transform: [softmax, sparsemax]
+"""
+OF_SPEC = ("--spec", "own.yaml", "--quick", "--rounds", "1", "--threads", "1")
+
+
+def test_the_cells_of_a_spec_are_timed(invoke):
+    """Each once, whatever its seeds; as it says, with the first of them as what the others are compared with."""
+    Path("own.yaml").write_text(SPEC)
+    document = json.loads(invoke("speed", *OF_SPEC, "--json").stdout)
+    training, decoding = document["sections"]
+    assert training["title"] == "training of the cells of a spec, target tokens"
+    assert decoding["title"] == "decoding by the cells of a spec, tokens of the best outputs"
+    for section, group in ((training, "own.yaml"), (decoding, "own.yaml, 16 x 10")):
+        assert [(each["group"], each["name"]) for each in section["timings"]] == [
+            (group, "softmax"), (group, "sparsemax"),
+        ]  # fmt: skip
+        assert section["baseline"] == ["softmax"]
+        assert all(each["error"] < 1e-5 for each in section["timings"])
+
+
+def test_what_a_spec_says_of_training_and_search_is_what_is_timed():
+    Path("own.yaml").write_text(SPEC)
+    options = {"overrides": ["model.width=16"], "axes": ["model.attention.cross.transform=sparsemax,softmax"]}
+    found = cells_of(Path("own.yaml"), **options)
+    assert [each.name for each in found] == ["sparsemax", "softmax"]
+    for each in found:
+        assert (each.update.tokens, each.update.smoothing, each.update.clip) == (60, 0.0, 0.0)
+        assert each.update.optimizer["kind"] == "sgd"
+        assert (each.search or {})["size"] == 2
+        assert each.model["width"] == 16
+        assert (each.sizes.source_vocab, each.longest) == (24, 9)
+
+
+def test_cells_are_compared_with_what_they_were(invoke, monkeypatch):
+    Path("own.yaml").write_text(SPEC)
+    invoke("speed", "train", *OF_SPEC, "--out", "found")
+    path = Path("found/speed.json")
+    document = json.loads(path.read_text())
+    scale(document, 1e9)
+    path.write_text(json.dumps(document))
+    said = invoke("speed", "train", *OF_SPEC, "--compare", str(path), code=1).stderr
+    assert "fell: training of the cells of a spec, target tokens: sparsemax (own.yaml)" in said
+    monkeypatch.setattr(plans, "measure", lambda *given, **more: pytest.fail("timed"))
+    Path("other.yaml").write_text(SPEC)
+    said = invoke("speed", "train", "--spec", "other.yaml", *OF_SPEC[2:], "--compare", str(path), code=2).stderr
+    assert "no figure in common" in said
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    (("ops", "--spec", "own.yaml"), "--spec: ops times no models; leave it out, or time train or decode"),
+    (("--spec", "own.yaml", "--size", "mini"), "--size: with --spec its cells are timed, and nothing else"),
+    (("--spec", "own.yaml", "--only", "topk"), "--only: with --spec its cells are timed, and nothing else"),
+    (("--spec", "own.yaml", "--against", "torch"), "--against: with --spec its cells are timed, and nothing else"),
+    (("--spec", "nowhere.yaml"), "nowhere.yaml: there is no such file"),
+    (("--spec", "own.yaml", "--set", "model.widht=3"), "unknown key 'widht'; did you mean 'width'?"),
+    (("--set", "model.width=3"), "--set model.width=3: it changes a spec; name one with --spec"),
+    (("--axis", "transform=softmax"), "--axis transform=softmax: it changes a spec; name one with --spec"),
+])  # fmt: skip
+def test_bad_options_of_a_spec_before_anything_is_timed(given, said, invoke, monkeypatch):
+    Path("own.yaml").write_text(SPEC)
+    monkeypatch.setattr(plans, "measure", lambda *given, **more: pytest.fail("timed"))
+    assert said in invoke("speed", *given, code=2).stderr
+
+
+def test_models_of_every_kind_are_timed_where_no_others_are_asked_for():
+    plan = plans.Plan(runtime.Runtime(torch.device("cpu")), 1, True, [])
+    kinds = {each.model["kind"] for each in plan.families}
+    assert kinds == set(models.kinds())
+    assert plan.groups == {"tiny", "128 wide"}
+    for other in ({"sizes": ["mini"]}, {"only": ["topk"]}, {"cells": plan.families[:1]}):
+        assert not plan._replace(**other).families
