@@ -65,7 +65,7 @@ class Memory(NamedTuple):
 
     keys: as the score wants them; None where queries choose among the values without keys. values: what is mixed.
     valid: which of them exist; None when all do. filled: how many hold something, in a cache that fills from the left;
-    None when all do. written: what each source state gave to each value, where that is another thing than a key and
+    None when all do. written: the weight of each source state in each slot, of fixed-size memory alone, and only where
     maps were asked for. fertility: how much each may receive in all (history.endow), where that is bounded.
     coverage: what the coverage keeps of the keys. right_padded: `valid` is known to hide the right end of rows alone.
     """

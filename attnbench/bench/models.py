@@ -111,9 +111,8 @@ def _slope(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 def _apart(found: tuple[float, dict[str, torch.Tensor]], wanted: tuple[float, dict[str, torch.Tensor]]) -> float:
     """How far losses and gradients lie apart, as parts of 1: losses, the length and the direction of the whole gradient
-    (1 - cosine, which is half the square of a small difference), and half that square for each parameter. A gradient
-    shorter than a hundredth of what it would be, were all alike, is measured by that: those of keys' biases are 0 but
-    for rounding."""
+    (1 - cosine, which is half the square of a small difference), and half that square for each parameter. Very small
+    gradients are measured in parts of a hundredth of the average one: those of keys' biases are 0 but for rounding."""
     (loss, mine), (right, theirs) = found, wanted
     near, slope = (torch.cat([each.flatten() for each in slopes.values()]) for slopes in (mine, theirs))
     alike = slope.norm() / len(slope) ** 0.5

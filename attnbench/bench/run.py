@@ -85,7 +85,7 @@ def _paths(folder: Path, stem: str) -> tuple[Path, Path]:
 def _require_comparable(
     earlier: dict[str, Any], signature: dict[str, Any], what: Sequence[What], groups: Set[str]
 ) -> None:
-    """Raise SpecError where the earlier figures hang on other things, or none will be measured, as far as their file
+    """Raise SpecError where the earlier figures depend on other things, or none will be measured, as far as their file
     tells. groups: what the models that will be timed are compared within."""
 
     def returns(title: str, group: str) -> bool:

@@ -1,8 +1,8 @@
 """Linear layers of a loop: the gradient of their weight is one product over all steps, made behind the last of them.
 
 Autograd makes a whole gradient of the weight at every step and adds them up: with few rows a step, that is memory read
-and written for little work. Here a step back notes what went in and what came back; when autograd has been through all
-of them it comes to the ticket that they share, where the gradient is made.
+and written for little work. Here a backward step only keeps its input and its gradient; behind all of them
+autograd reaches a node that they share, the ticket, which computes the gradient of the weight.
 """
 
 from __future__ import annotations

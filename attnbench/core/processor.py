@@ -22,7 +22,7 @@ def name() -> str:
 
 
 def identity() -> bytes:
-    """What compiled code and figures of speed hang on; a cache may be shared by unlike machines."""
+    """What compiled code and figures of speed depend on; a cache may be shared by unlike machines."""
     try:
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()
     except OSError:

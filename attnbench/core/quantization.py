@@ -2,7 +2,7 @@
 
 Each row is divided by a step of its own, and rounded: `x ~ step * whole`, with `step = max |x| / 127` and whole numbers
 from -127 to 127, 0 being 0 (symmetric, as in Wu et al. 2020, section 3.1). Rows of states are rounded as they come, so
-that what a sentence gets does not hang on the batch, but where the last digit of a state decides a half.
+that what a sentence gets does not depend on the batch, except where its last digit breaks a tie in rounding.
 """
 
 from __future__ import annotations

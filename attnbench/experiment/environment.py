@@ -16,7 +16,7 @@ _PACKAGES = ("torch", "numpy", "tokenizers", "sacrebleu", "sacremoses", "safeten
 
 
 _DIGITS = ("device", "processor", "instructions", "threads", "precision", "products", "compiled", "updates")
-"""What the last digits of a training hang on, beside torch."""
+"""What the last digits of a training depend on, beside torch."""
 
 
 def changed_arithmetic(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

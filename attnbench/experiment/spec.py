@@ -74,7 +74,8 @@ class GridSpec(Spec):
     seeds: list[int] = Field(default_factory=list)
     """The same seeds in every cell, so that cells are paired. Left out: the cell's own seed."""
     more_seeds: dict[str, list[int]] = Field(default_factory=dict)
-    """Label of an axis entry -> the seeds of its cells, where they differ: `{8: [1, 2, 3], inf: [1, 2, 3]}`."""
+    """Label of an axis entry -> the seeds of its cells, where they differ: `{8: [1, 2, 3], inf: [1, 2, 3]}`. A cell of
+    two such entries has the seeds of the axis that stands first."""
     axes: dict[str, list[Any]] = Field(default_factory=dict)
     """Dotted path -> the values it takes in turn. A mapping is merged into the node it names, `label` aside; one of
     another `kind` takes its place, and a bare name is a mapping with that kind. What a longer path names lies over what

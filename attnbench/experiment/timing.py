@@ -32,7 +32,7 @@ class TimingSpec(Spec):
     sentences: int | None = Field(default=None, ge=1)
     """Sentences decoded at a time, of like lengths; left out: as many as make 4,096 padded tokens a side."""
     full_length: bool = False
-    """Every output goes on to the length limit of the search, past EOS: the time then hangs on no training. With
+    """Every output goes on to the length limit of the search, past EOS: the time then depends on no training. With
     search.max_ratio 1 and max_extra 0 an output is as long as its source with EOS."""
 
 

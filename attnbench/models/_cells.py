@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -19,12 +19,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.utils.rnn import PackedSequence
 
-from attnbench.core import gates, native
+from attnbench.core import gates, hooks, native
 from attnbench.core.deferred import Deferred
 from attnbench.core.gates import State
-
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_modules: Any = nn.modules.module  # whose hooks of all modules have no public name
 
 
 def serves(layers: nn.RNNBase, inputs: Tensor) -> bool:
@@ -36,7 +33,7 @@ def serves(layers: nn.RNNBase, inputs: Tensor) -> bool:
         return False
     if type(layers) not in (nn.LSTM, nn.GRU) or not layers.bias or layers.proj_size or "forward" in vars(layers):
         return False
-    return not any(getattr(layers, each) or getattr(_modules, f"_global{each}") for each in _HOOKS)
+    return not hooks.are_on(layers)
 
 
 class _Cell(ABC):

@@ -30,7 +30,7 @@ Wanted = bool | Literal["cross"]
 
 @dataclass(frozen=True)
 class Source:
-    """A batch of sources, padded on the right; `valid` that hides other places may end in a failed assertion on a GPU.
+    """A batch of sources, padded on the right; on a GPU a `valid` that masks other positions may fail an assertion.
 
     fertility: how many target words each position is aligned to, at least 1, where that is known.
     """
@@ -63,8 +63,8 @@ class ModelSpec(Spec):
 
     kind: str
     sequential: ClassVar[bool] = False
-    """Whether the decoder can go step by step in training, too, as stages that look back want it. A model that cannot
-    refuses those itself (models/_parallel.py)."""
+    """Whether the decoder can go step by step in training, too, as stages that depend on earlier steps require. A model
+    that cannot rejects such stages itself (models/_parallel.py)."""
 
     @property
     def attends(self) -> bool:
@@ -147,6 +147,12 @@ class Seq2SeqModel(nn.Module, ABC):
         Of a State that was started with `track`.
         """
         return state.received
+
+
+def require_same_shape(valid: Tensor | None, target_in: Tensor) -> None:
+    """Raise ValueError where `valid` belongs to another target."""
+    if valid is not None and valid.shape != target_in.shape:
+        raise ValueError(f"valid {tuple(valid.shape)} does not belong to a target {tuple(target_in.shape)}")
 
 
 _ROUNDING = 1e-3

@@ -19,7 +19,17 @@ from attnbench.core.packed_steps import Window
 from attnbench.models import _windows
 from attnbench.models._parallel import require_parallel
 from attnbench.models._windows import Sentences
-from attnbench.models.base import Decoded, ModelSpec, Seq2SeqModel, Sizes, Source, Wanted, models, receive
+from attnbench.models.base import (
+    Decoded,
+    ModelSpec,
+    Seq2SeqModel,
+    Sizes,
+    Source,
+    Wanted,
+    models,
+    receive,
+    require_same_shape,
+)
 from attnbench.models.layers import Stack, TieKind, embedding_tables, require_positions
 
 HALF = 0.5**0.5
@@ -289,8 +299,7 @@ class ConvS2S(Seq2SeqModel):
         valid: Bool[Tensor, "B T"] | None = None,
         need_weights: bool = False,
     ) -> Decoded:
-        if valid is not None and valid.shape != target_in.shape:
-            raise ValueError(f"valid {tuple(valid.shape)} does not belong to a target {tuple(target_in.shape)}")
+        require_same_shape(valid, target_in)
         embedded, around, scale = self.target_embedding(target_in), (self.seen, 0), memory.scale
         padded = need_weights or len(scale) != len(target_in)
         sentences = self._sentences(None if padded else valid, around, embedded)

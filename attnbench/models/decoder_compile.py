@@ -14,7 +14,7 @@ from attnbench.attention.modules.base import Attention
 from attnbench.attention.modules.multihead import MultiHead
 from attnbench.attention.scores.base import Score
 from attnbench.attention.transforms import _rows
-from attnbench.core import native, packed, products
+from attnbench.core import hooks, native, packed, products
 from attnbench.core.dropout import Dropout
 from attnbench.models import _decoder_layout as layout
 from attnbench.models.decoder_step import CompiledDecoder
@@ -23,9 +23,6 @@ from attnbench.models.layers import Embedding, FeedForward, Residual
 if TYPE_CHECKING:
     from attnbench.models.transformer import DecoderLayer
 
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-_modules: Any = nn.modules.module  # whose hooks of all modules have no public name
-
 
 def compile_decoder(
     embedding: Embedding, layers: Sequence[DecoderLayer], norm: nn.Module, output: nn.Linear
@@ -33,7 +30,7 @@ def compile_decoder(
     """The decoder as it is now, for steps until its weights change; None where code compiled here has not packed these,
     and where a part is not as transformer.py makes it, is in training or has hooks. Hooks that come later are not
     called."""
-    if torch.is_grad_enabled() or any(getattr(_modules, f"_global{hooks}") for hooks in _HOOKS):
+    if torch.is_grad_enabled() or hooks.are_global(hooks.FORWARD):
         return None
     parts = [each for part in (embedding, *layers, norm, output) for each in part.modules()]
     linears = [each for each in parts if isinstance(each, nn.Linear)]
@@ -72,7 +69,7 @@ def compile_decoder(
 
 def _is_bare(part: nn.Module) -> bool:
     """Whether nothing but what its class says happens in it, but that its weights may be packed."""
-    if part.training or any(getattr(part, hooks) for hooks in _HOOKS):
+    if part.training or hooks.are_on(part, hooks.FORWARD):
         return False
     return "forward" not in vars(part) or isinstance(part, nn.Linear)
 

@@ -28,7 +28,7 @@ from attnbench.core.dropout import Dropout
 from attnbench.core.gates import State
 from attnbench.models import _cells
 from attnbench.models._reading import read
-from attnbench.models.base import Decoded, ModelSpec, Seq2SeqModel, Sizes, Source, Wanted, receive
+from attnbench.models.base import Decoded, ModelSpec, Seq2SeqModel, Sizes, Source, Wanted, receive, require_same_shape
 from attnbench.models.fertility.base import FertilityField
 
 Cells = tuple[State, ...]
@@ -239,6 +239,7 @@ class Recurrent(Seq2SeqModel):
         valid: Bool[Tensor, "B T"] | None = None,
         need_weights: bool = False,
     ) -> Decoded:
+        require_same_shape(valid, target_in)
         embedded = self.dropout(self.table(target_in))
         if self.at_once:
             states, _ = self._run(embedded, None, memory.initial)

@@ -16,7 +16,18 @@ from attnbench.attention.types import ROLES, Dims, Memory, Positions
 from attnbench.core.ragged import Ragged
 from attnbench.core.relocate import relocate
 from attnbench.models._parallel import require_parallel
-from attnbench.models.base import Decoded, Maps, ModelSpec, Seq2SeqModel, Sizes, Source, Wanted, models, receive
+from attnbench.models.base import (
+    Decoded,
+    Maps,
+    ModelSpec,
+    Seq2SeqModel,
+    Sizes,
+    Source,
+    Wanted,
+    models,
+    receive,
+    require_same_shape,
+)
 from attnbench.models.decoder_compile import compile_decoder
 from attnbench.models.decoder_step import CompiledDecoder, step_positions
 from attnbench.models.layers import (
@@ -290,8 +301,7 @@ class Transformer(Seq2SeqModel):
         need_weights: bool = False,
     ) -> Decoded:
         states = self.target_embedding(target_in)
-        if valid is not None and valid.shape != target_in.shape:
-            raise ValueError(f"valid {tuple(valid.shape)} does not belong to a target {tuple(target_in.shape)}")
+        require_same_shape(valid, target_in)
         ragged = None if need_weights or valid is None else Ragged.of(valid)
         if ragged is not None:
             states = ragged.take(states.unsqueeze(1))

@@ -102,7 +102,7 @@ class Row:
 
 
 def _tested(dataset: Any) -> Any:
-    """What of a dataset's fields its test set hangs on; one without files of its own is a part of the training text."""
+    """The fields of a dataset that decide its test set; one without files of its own is part of the training text."""
     if not isinstance(dataset, Mapping) or (dataset.get("kind") in _OWN_TEXT and not dataset.get("test")):
         return dataset
     return {name: value for name, value in dataset.items() if name not in _TRAINING}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Annotated, NamedTuple, Protocol
 
 import torch
@@ -67,9 +68,10 @@ class SearchSpec(Spec):
 
         most: what the model can read (Seq2SeqModel.max_length); it bounds every output.
         """
-        length = source.valid.sum(1).cpu().double()  # not every accelerator has float64
-        room = (length * self.max_ratio).floor().long() + self.max_extra
-        return room.clamp(1, most).to(source.valid.device)
+        # the decimal that was written: 1.15 times 100 is 115, and 114 in binary numbers
+        ratio = Fraction(str(self.max_ratio)).limit_denominator(1_000_000)
+        room = source.valid.sum(1) * ratio.numerator // ratio.denominator + self.max_extra
+        return room.clamp(1, most)
 
     def build(self) -> Searcher:
         raise NotImplementedError

@@ -34,8 +34,8 @@ class Live(NamedTuple):
     """The place in which each token was put: hypotheses with the same one are the same up to there."""
 
     def shared(self, step: int) -> int:
-        """How many tokens, BOS included, all places of each source have in common that something may still come from
-        or go to."""
+        """The length of the prefix, BOS included, that is the same in all active places of a source: the shortest of
+        all sources'."""
         if not step:
             return 1
         before = self.lineage[:, :, :step]

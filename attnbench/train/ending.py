@@ -9,8 +9,8 @@ from attnbench.train.spec import TrainSpec
 from attnbench.train.state import TrainState, Window
 
 RISE = math.log(10)
-"""Nats a token that the training loss of an epoch lies above the least one when training has come apart: what is
-learnt was ten times as likely. Dropout, noise and overfitting do not do that to the loss of whole epochs."""
+"""A training has diverged once an epoch's loss lies so many nats a token above the lowest: what is learnt was ten times
+as likely. Dropout, noise and overfitting do not do that to the loss of whole epochs."""
 
 
 class Ending(NamedTuple):

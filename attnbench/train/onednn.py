@@ -31,7 +31,7 @@ def use_onednn_float32() -> bool:
     is in use.
 
     On processors that MKL does not use fully this doubles their speed. The setting permits lower precision, so every
-    process looks at the error. The speed is measured once a machine and kept in the cache: last digits hang on the
+    process looks at the error. The speed is measured once a machine and kept in the cache: last digits depend on the
     library, and what is resumed goes on as it began.
     """
     matmul = _setting()

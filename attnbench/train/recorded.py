@@ -83,9 +83,9 @@ class _WaitsError(Exception):
 class Recorded:
     """Gradients of batches whose shapes come again and again.
 
-    The first batch of a shape is computed as it comes, so that all is compiled and kept that is for such a shape; the
-    second, too, and it is seen whether it waits for the GPU; with the third it is recorded. A shape that waits, or that
-    there is no memory to record, is always computed.
+    The first batch of a shape is computed as usual, which compiles code and fills caches for it; so is the second,
+    which also checks whether anything waits for the GPU; the third is recorded. A shape that waits, or for whose record
+    there is no memory, is always computed.
     """
 
     def __init__(self, task: Task, model: nn.Module, smoothing: float, runtime: Runtime, tape: Tape) -> None:

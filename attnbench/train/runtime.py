@@ -72,8 +72,8 @@ _WAITS = ("synchronizing", waiting.REFUSED)
 
 
 def waits(run: Callable[[], object], *, watched: bool) -> bool:
-    """Whether a call waits for the GPU, and ends where it would. watched: by torch, too, not only by what knows of
-    itself that a record of it cannot be made."""
+    """Whether a call would wait for the GPU; it ends there. watched: torch looks for that, too (its debug mode for
+    synchronisation), not only our own code that knows it cannot be recorded."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Synchronization debug mode")  # which it tells of itself

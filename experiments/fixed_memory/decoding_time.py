@@ -3,7 +3,7 @@
     python experiments/fixed_memory/decoding_time.py --out experiments/fixed_memory/results/decoding-time
 
 The paper's copy-task model (Britz et al. 2017, section 4.1: LSTM, 2 layers on both sides, the encoder bidirectional,
-256 units) with beam 10 over 32 sources of exactly L symbols. The weights are drawn, since the time does not hang on
+256 units) with beam 10 over 32 sources of exactly L symbols. The weights are drawn, since the time does not depend on
 them, and EOS is impossible, so that every output runs to its limit. In each round all systems decode once, in an order
 drawn anew; the figures are medians over the rounds, and so are the ratios, which are taken within a round. Two
 measurements:

@@ -5,10 +5,13 @@ import torch
 from torch import nn
 
 from attnbench.attention import build_pattern, build_transform, mechanisms
+from attnbench.attention.patterns.random import RandomSpec
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.transforms.entmax import entmax
 from attnbench.attention.transforms.softmax import softmax
 from attnbench.attention.transforms.topk import topk
+from attnbench.attention.transforms.topk_oow import TopKOutOfWindowSpec
+from attnbench.attention.types import Dims
 
 
 def test_builds_what_the_names_say():
@@ -107,6 +110,14 @@ def test_a_pattern_is_a_mask_of_the_queries_that_come_last():
 def test_a_pattern_that_cannot_be_is_told(name, params, message):
     with pytest.raises(ValueError, match=message):
         build_pattern(name, **params)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: RandomSpec().layout("cross"), lambda: TopKOutOfWindowSpec().build(Dims()),
+], ids=["random", "topk_oow"])  # fmt: skip
+def test_nobody_counts_as_one_what_was_not_given(make):
+    with pytest.raises(ValueError, match="needs to know how many"):
+        make()
 
 
 def test_a_mask_that_cannot_be_is_told():

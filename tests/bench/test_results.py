@@ -224,7 +224,7 @@ def test_a_case_that_a_new_version_lacks_is_not_gone():
     assert compare(before, now, 0.1).worse
     now["peers"]["entmax"] = "2"
     found = compare(before, now, 0.1)
-    assert (found.gone, found.notes, found.worse) == ([], (), False)  # what is compared here hangs on no package
+    assert (found.gone, found.notes, found.worse) == ([], (), False)  # what is compared here depends on no package
 
 
 def test_nothing_is_compared_beside_another_version():

@@ -27,7 +27,7 @@ TRANSFORMS = {
     "sparsemax": (Fused("sparsemax"), build_transform("sparsemax")),
     "entmax15": (Fused("entmax15"), build_transform("entmax15")),
     "entmax, alpha = 1.2": (Fused("entmax", excess=0.2), build_transform("entmax", alpha=1.2)),
-    # nearer to 2, gradients at the edge of the support hang on the last digit of a score
+    # nearer to 2, gradients at the edge of the support depend on the last digit of a score
     "entmax, alpha = 1.6": (Fused("entmax", excess=0.6), build_transform("entmax", alpha=1.6)),
 }
 

@@ -80,6 +80,14 @@ def test_step_equals_decode(raw, dtype, tolerance):
         close(found, whole[:, at], tolerance)
 
 
+@pytest.mark.parametrize("kind", models.kinds())
+def test_padding_belongs_to_its_target(kind):
+    model, (source, target_in, _) = build({"kind": kind, **small(kind)[0]}), batch()
+    for other in (target_in[:, 1:], target_in[1:]):
+        with pytest.raises(ValueError, match=r"valid \(.*\) does not belong to a target \("):
+            model.decode(model.encode(source), target_in, valid=other > 0)
+
+
 @EACH
 @PRECISION
 @torch.no_grad()

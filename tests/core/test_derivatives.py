@@ -1,4 +1,4 @@
-"""What has no second derivative says so, whatever its gradients hang on."""
+"""What has no second derivative says so, whatever its gradients depend on."""
 
 from __future__ import annotations
 

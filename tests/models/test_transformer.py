@@ -219,13 +219,6 @@ def test_padding_left_out_in_low_precision(monkeypatch):
         assert (mine - theirs).norm() <= 0.05 * theirs.norm() + 1e-3
 
 
-def test_which_positions_are_padding_must_fit_the_target():
-    model, all_there = build(), torch.ones(1, 2, dtype=torch.bool)
-    memory = model.encode(Source(torch.tensor([[5, 6]]), all_there))
-    with pytest.raises(ValueError, match=r"valid \(1, 2\) does not belong to a target \(1, 3\)"):
-        model.decode(memory, torch.tensor([[4, 5, 6]]), valid=all_there)
-
-
 def test_the_norm_of_a_layer_is_its_own():
     apart, shared = build(), build(shared_norm=True)
     norms = [[id(m) for m in model.modules() if isinstance(m, nn.LayerNorm)] for model in (apart, shared)]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import conv1d, pad
 
+from attnbench.core import native
 from attnbench.models import _windows
 from attnbench.models._windows import Sentences
 
@@ -80,6 +81,8 @@ def test_there_is_no_second_derivative():
 def test_what_is_served():
     x = draw(2, 3)
     assert _windows.serves(1, x)
+    with native.off():  # torch's convolution defines it
+        assert not _windows.serves(1, x)
     assert not _windows.serves(1, x, torch.empty(2, device="meta"))
     with torch.no_grad():
         assert not _windows.serves(_windows.LEAST - 1, x)

@@ -16,6 +16,8 @@ def test_room_is_a_matter_of_each_source():
     assert room(0.5, 0, 5, 1, 0).tolist() == [2, 1, 1]  # at least one token
     assert room(0.0, 3, 9, 2).tolist() == [3, 3]
     assert room(1.1, 0, 10, 30).tolist() == [11, 33]  # 1.1 * 10 is a little above 11 and no less
+    assert room(1.15, 0, 100, 20).tolist() == [115, 23]  # 1.15 * 100 is a little below 115
+    assert room(1000.0, 7, 200_000).tolist() == [200_000_007]
 
 
 @pytest.mark.parametrize("kind", ["greedy", "beam"])

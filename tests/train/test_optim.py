@@ -148,6 +148,12 @@ def test_an_inverse_square_root_does_not_jump_up_to_its_floor():
         schedules.parse({"kind": "inverse_sqrt", "lr": 1e-3, "minimum": 2e-3})
 
 
+def test_a_warm_up_does_not_fall():
+    assert schedules.parse({"kind": "inverse_sqrt", "lr": 1e-3, "start": 1e-3}).rate(1, 512) == 1e-3
+    with pytest.raises(ValidationError, match=r"the warm-up rises from start 5 to lr 0.001; lower start, or raise lr"):
+        schedules.parse({"kind": "inverse_sqrt", "lr": 1e-3, "start": 5.0})
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_gradient_descent(momentum: float):
     weight, buffer = nn.Parameter(torch.tensor([2.0, -1.0], dtype=torch.float64)), torch.zeros(2, dtype=torch.float64)

@@ -35,7 +35,7 @@ def kept_in(drawn, first_query, first_key, keys, rate, BLOCK_M: tl.constexpr, BL
 def kept_at(drawn, q, k, keys, rate):
     """kept_in, by places. Places are counted in a head's own steps, or heads could share their draws, in another order;
     the bits are mixed as in Wellons's lowbias32 (nullprogram.com/blog/2018/07/31), but for its end, which moves low
-    bits alone: nothing hangs on them here."""
+    bits alone: nothing depends on them here."""
     place = _plus(_times(q, keys), k).to(tl.uint32, bitcast=True)
     bits = _plus(_times(place, drawn.to(tl.uint32) | 1), (drawn >> 32).to(tl.uint32))
     bits = _times(bits ^ (bits >> 16), 0x7FEB352D)

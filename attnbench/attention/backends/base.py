@@ -19,8 +19,8 @@ from attnbench.attention.types import Backend, Dims, Role
 
 class Choice(NamedTuple):
     """What full passes of one site go through. since: the fewest positions with which they do; below, it is dense. gpu:
-    the kernels that take their place on a GPU. few: steps of decoding on a processor are one call. picks: such steps
-    read no keys but those of the pattern."""
+    the kernels that take their place on a GPU. few: a decoding step on a processor is one call of compiled code. picks:
+    such steps read no keys but those of the pattern."""
 
     backend: Literal["dense", "banded", "flex", "sdpa", "triton"]
     why: str

@@ -53,7 +53,7 @@ class Attention(nn.Module, ABC):
     ) -> AttentionOutput:
         """What each query receives. `positions` are absolute, so a decode step gives what a full pass gives.
 
-        need_weights: tell the weights over the keys too; None where the Memory was made without what they need.
+        need_weights: return the weights over the keys, too; None where the Memory was made without what they need.
         """
 
     def memorize_ragged(self, keys: Float[Tensor, "N D"], ragged: Ragged, valid: Bool[Tensor, "B K"] | None) -> Memory:

@@ -12,6 +12,7 @@ from attnbench.attention.modules._stages import blank
 from attnbench.attention.modules.base import ModuleSpec, SelfAttention, modules
 from attnbench.attention.site import Site, Stage
 from attnbench.attention.types import ROLES, AttentionOutput, Dims, History, Memory, Positions, Role
+from attnbench.core import hooks
 from attnbench.core.ragged import Ragged
 
 
@@ -103,8 +104,7 @@ class MultiHead(Scored, SelfAttention):
     ) -> Float[Tensor, "N D2"]:
         """Projects the tokens alone, unless a subclass has its own `forward` or a hook wants to see what it takes and
         gives: that is called then."""
-        hooks = (self._forward_pre_hooks, self._forward_hooks, self._backward_pre_hooks, self._backward_hooks)
-        if type(self).forward is not MultiHead.forward or any(hooks):
+        if type(self).forward is not MultiHead.forward or hooks.are_on(self):
             return super().answer_ragged(query, ragged, memory, positions)
         queries = ragged.pad(self.project_query(query), self.heads)
         return self.project_context(ragged.take(self.mix(queries, memory, positions, None, False)[0]))

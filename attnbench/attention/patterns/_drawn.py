@@ -1,7 +1,7 @@
 """Draws that need no state: which keys a row draws is decided by a hash of seed, site, layer, head, query and turn.
 
 So the draw of a row is the same in training and in a step of decoding, and whatever the padding and the batch; and its
-cost hangs on how many keys it draws (each is compared with those before it), not on how many it draws from.
+cost depends on how many keys it draws (each is compared with those before it), not on how many it draws from.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ class RandomSpec(DrawnSpec):
         return self.draw(self.n or 1, seed, role, layer, lengths)
 
     def layout(self, role: Role, layer: int = 0, *, lengths: Int[Tensor, "B"] | None = None, seed: int = 0) -> Layout:
+        self.require()
         return Layout(nowhere, Extent(), self.draw(self.n or 1, seed, role, layer, lengths))
 
 

@@ -75,6 +75,7 @@ class TopKOutOfWindowSpec(TransformSpec):
         return keys is not None and n - n // 2 >= keys
 
     def build(self, dims: Dims) -> ScoreTransform:
+        self.require()
         n = self.n or 1
         return partial(topk_oow, k=n - n // 2)
 

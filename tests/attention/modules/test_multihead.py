@@ -292,17 +292,25 @@ def test_what_a_subclass_changes_holds_without_padding_too(name, mixed_in):
     torch.testing.assert_close(module.answer_ragged(query[valid], ragged, memory, positions), wanted)
 
 
+@pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize("kind", ["forward_pre", "forward", "full_backward_pre", "full_backward"])
-def test_hooks_of_the_module_run_without_padding_too(kind):
+def test_hooks_run_without_padding_too(kind, everywhere):
+    """Of the module itself, and of all modules."""
     module, seen = build(role="encoder_self")[1], []
     query, keys, valid, positions = states("encoder_self", (6, 4, 1))
     ragged = Ragged.of(valid)
     wanted = module(query, module.memorize(keys, valid), positions).context[valid]
-    getattr(module, f"register_{kind}_hook")(lambda *call: seen.append(call[0]))
-    memory = module.memorize_ragged(keys[valid], ragged, valid)
-    found = module.answer_ragged(query[valid].requires_grad_(), ragged, memory, positions)
-    found.sum().backward()
-    assert seen == [module]
+    place, name = (
+        (torch.nn.modules.module, f"register_module_{kind}_hook") if everywhere else (module, f"register_{kind}_hook")
+    )
+    hook = getattr(place, name)(lambda *call: seen.append(call[0]))
+    try:
+        memory = module.memorize_ragged(keys[valid], ragged, valid)
+        found = module.answer_ragged(query[valid].requires_grad_(), ragged, memory, positions)
+        found.sum().backward()
+    finally:
+        hook.remove()
+    assert [each for each in seen if each is module] == [module]
     torch.testing.assert_close(found, wanted)
 
 

@@ -109,7 +109,7 @@ def test_compiled_is_plain(name, dtype, data):
         if edge.any():
             compiled, plain = both(name, scores, upstream.masked_fill(edge, 0.0), **masks)
         same(compiled, plain, 1e-11)
-    else:  # at the edge of the support a gradient hangs on digits that float32 has not: of one set of weights, then
+    else:  # at the edge of the support a gradient depends on digits that float32 has not: of one set of weights, then
         with native.off():
             transform = TRANSFORMS[name](heads)
             if isinstance(transform, torch.nn.Module):
@@ -241,7 +241,7 @@ def test_no_number_is_left_of_a_spoilt_row_nor_of_its_gradient(name, keys):
 
 
 def test_rows_are_shared_out_among_threads():
-    """As many rows as threads share; the answer hangs on neither their number nor on where a block ends."""
+    """As many rows as threads share; the answer depends on neither their number nor on where a block ends."""
     scores, upstream = torch.randn(2, 3, 101, 83), torch.randn(2, 3, 101, 83)
     before = torch.get_num_threads()
     try:

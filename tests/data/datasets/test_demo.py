@@ -107,7 +107,7 @@ def test_the_language_stays_as_it_is() -> None:
 
 
 def test_some_words_hang_on_words_far_away(drawn: dict[str, list[Sentence]]) -> None:
-    """A question's first word comes from the last of the source; a noun's sense hangs on the verb."""
+    """A question's first word comes from the last of the source; a noun's sense depends on the verb."""
     for sentence in drawn["train"]:
         question = sentence.source[-1] == "?"
         assert (sentence.target[0].links == (len(sentence.source) - 1,)) == question
