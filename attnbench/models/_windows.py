@@ -39,8 +39,11 @@ def convolve(
 
     outside: what counts as zero in them; places in the windows laid end to end, of Q * W positions, where B is 1.
     """
-    if torch.is_autocast_enabled("cpu") and inputs.dtype != torch.float64:
-        inputs, weight, bias = (each.to(torch.get_autocast_dtype("cpu")) for each in (inputs, weight, bias))
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")  # which leaves float64 alone
+        inputs, weight, bias = (
+            each if each.dtype == torch.float64 else each.to(dtype) for each in (inputs, weight, bias)
+        )
     return _Convolve.apply(inputs, weight, bias, outside)  # pyright: ignore[reportReturnType]
 
 

@@ -14,6 +14,7 @@ from attnbench.attention.scores.base import ScoreField
 from attnbench.attention.scores.dot import DotSpec
 from attnbench.attention.spec import CrossSiteSpec, CrossSpec
 from attnbench.attention.types import AttentionOutput, Dims, Memory, Positions
+from attnbench.core import hooks
 from attnbench.core.dropout import Dropout
 from attnbench.core.packed_steps import Window
 from attnbench.models import _windows
@@ -164,7 +165,10 @@ class GatedConvolution(Window):
         return nn.functional.glu(both, dim=1).transpose(1, 2)
 
     def along(self, tokens: Float[Tensor, "N C"], sentences: Sentences) -> Float[Tensor, "N C"]:
-        """The same of sentences end to end."""
+        """The same of sentences end to end; of padded rows where a subclass has a `forward` of its own, or a hook wants
+        to see what that takes and gives."""
+        if type(self).forward is not GatedConvolution.forward or hooks.are_on(self):
+            return sentences.take(self(nn.functional.pad(sentences.pad(tokens), (0, 0, *sentences.around))))
         padded = nn.functional.pad(tokens, (0, 0, *sentences.around))
         return self(padded[None], sentences.outside)[0]
 

@@ -14,11 +14,12 @@ from attnbench.attention.modules.base import modules
 from attnbench.attention.scores.base import scores
 from attnbench.attention.transforms.base import TransformSpec, transforms
 from attnbench.core import packed_steps
+from attnbench.core.dropout import Dropout
 from attnbench.core.packed import packed
 from attnbench.core.spec import dotted, problems
 from attnbench.models import _windows
 from attnbench.models.base import Sizes, Source, models
-from attnbench.models.convs2s import ConvS2S, ConvS2SSpec
+from attnbench.models.convs2s import ConvS2S, ConvS2SSpec, GatedConvolution
 from attnbench.train.state import load_weights, save_weights
 
 JOINT, APART = Sizes(21, 21, joint=True), Sizes(17, 21, joint=False)
@@ -197,6 +198,59 @@ def test_without_padding_it_is_its_definition(fields, lengths, monkeypatch):
     wanted = found_of(model, source, target, valid)
     assert len(made) == 2
     for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
+
+
+def test_dropout_is_where_it_is_with_padding(monkeypatch):
+    """Each makes what it is given larger by its own part, instead of by chance."""
+    monkeypatch.setattr(Dropout, "forward", lambda self, states: states * (1 + self.p))
+    model, (source, target) = build(dropout=0.25, attention_dropout=0.5).train(), batch()
+    valid = torch.arange(5) < torch.tensor([2, 5, 3])[:, None]
+    found = found_of(model, source, target, valid)
+    monkeypatch.setattr(_windows, "serves", lambda *given: False)
+    for ours, theirs in zip(found, found_of(model, source, target, valid), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+    monkeypatch.setattr(Dropout, "forward", lambda self, states: states)
+    assert not torch.allclose(found[0], found_of(model, source, target, valid)[0])
+
+
+def test_types_are_those_of_padded_rows(monkeypatch):
+    model, (source, target) = build().float().train(), batch()
+    valid = torch.arange(5) < torch.tensor([2, 5, 3])[:, None]
+
+    def types(half: bool) -> list[torch.dtype]:
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            memory = model.encode(source)
+            hidden = model.decode(memory, target, valid=valid).hidden
+            return [hidden.dtype, model.logits(hidden).dtype, *(each.values.dtype for each in memory.cross)]
+
+    found = [types(half) for half in (False, True)]
+    monkeypatch.setattr(_windows, "serves", lambda *given: False)
+    assert found == [types(half) for half in (False, True)]
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_convolution_of_ones_own_is_given_padded_rows(watched, monkeypatch):
+    """And so is one with a hook, which sees them."""
+    seen: list[torch.Size] = []
+
+    class Halved(GatedConvolution):
+        def forward(self, inputs: Tensor) -> Tensor:
+            seen.append(inputs.shape)
+            return GatedConvolution.forward(self, inputs) / 2
+
+    model, (source, target) = build().train(), batch()
+    for layer in [*model.encoder.layers, *model.decoder]:
+        if watched:
+            layer.register_forward_hook(lambda module, given, out: seen.append(given[0].shape))
+        else:
+            layer.__class__ = Halved
+    valid = torch.arange(5) < torch.tensor([2, 5, 3])[:, None]
+    found = found_of(model, source, target, valid)
+    assert {shape[0] for shape in seen} == {3}
+    monkeypatch.setattr(_windows, "serves", lambda *given: False)
+    for ours, theirs in zip(found, found_of(model, source, target, valid), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
 
 

@@ -62,6 +62,15 @@ def test_autocast_multiplies_in_its_type():
     alike(found, wanted, (inputs, weight, bias), 0.05)
 
 
+def test_autocast_leaves_float64_alone():
+    inputs, weight, bias = (draw(*shape, seed=1) for shape in [(3, 8, 16), (10, 16, 3), (10,)])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert _windows.convolve(inputs, weight, bias).dtype == torch.float64
+        for made in (_windows.convolve, lambda states, *given: conv1d(states.transpose(1, 2), *given)):
+            with pytest.raises(RuntimeError):  # types that do not meet
+                made(inputs.float(), weight, bias)
+
+
 def test_windows_that_do_not_fit_are_an_error_and_no_rows_none():
     weight, bias = draw(4, 3, 3, seed=1), draw(4, seed=2)
     with pytest.raises(ValueError, match="window of 3 positions does not fit into 2"):

@@ -292,6 +292,7 @@ def test_what_a_subclass_changes_holds_without_padding_too(name, mixed_in):
     torch.testing.assert_close(module.answer_ragged(query[valid], ragged, memory, positions), wanted)
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # no input of the memory's keys has a gradient
 @pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize("kind", ["forward_pre", "forward", "full_backward_pre", "full_backward"])
 def test_hooks_run_without_padding_too(kind, everywhere):
