@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from attnbench.core.errors import DataError
@@ -52,16 +52,43 @@ class Finder:
         """
         sources, targets = list(sources), list(targets)
         found = self._all(sources), self._all(targets)
-        for source in found[0]:
-            for target in found[1]:
-                if source.parent == target.parent:
-                    return source, target
+        together = next(self._together(sources, targets), None)
+        if together is not None:
+            return together
         if found[0] and found[1] and (len(found[0]) > 1 or len(found[1]) > 1):
             log.warning(
                 "%s and %s lie in two folders, and there are others of their names: see that one translates the other",
                 found[0][0], found[1][0],
             )  # fmt: skip
         return self._must(sources), self._must(targets)
+
+    def pairs(self, parts: Mapping[str, Sequence[Sequence[str]]]) -> dict[str, tuple[Path, Path]]:
+        """The two files of each part, by the names that `pair` takes; those of a folder that holds all parts before
+        others, for every corpus has its own `train.de`. A warning tells where they lie in several folders."""
+        first = next(iter(parts.values()))
+        for folder in dict.fromkeys(source.parent for source, _ in self._together(*first)):
+            inside = {
+                part: next((pair for pair in self._together(*sides) if pair[0].parent == folder), None)
+                for part, sides in parts.items()
+            }
+            whole = {part: pair for part, pair in inside.items() if pair is not None}
+            if len(whole) == len(parts):
+                return whole
+        before = len(self.missing)
+        found = {part: self.pair(*sides) for part, sides in parts.items()}
+        if len(self.missing) == before and len({pair[0].parent for pair in found.values()}) > 1:
+            log.warning(
+                "%s lie in several folders: see that they are of one corpus",
+                ", ".join(str(source) for source, _ in found.values()),
+            )
+        return found
+
+    def _together(self, sources: Sequence[str], targets: Sequence[str]) -> Iterator[tuple[Path, Path]]:
+        """Both files of a part in one folder, those before that `pair` takes first."""
+        for source in self._all(sources):
+            for target in self._all(targets):
+                if source.parent == target.parent:
+                    yield source, target
 
     def one(self, *names: str) -> Path:
         """A file that is both sides of a part; as `pair` otherwise."""

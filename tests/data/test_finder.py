@@ -58,6 +58,28 @@ def test_the_two_files_of_a_part_are_of_one_corpus(tmp_path: Path, caplog: pytes
     assert finder.missing == []
 
 
+def test_parts_of_one_corpus_are_taken_from_one_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names = {part: [[f"{part}.de"], [f"{part}.en"]] for part in ("train", "valid")}
+    make(
+        tmp_path, "a/train.de", "a/train.en", "deep/b/train.de", "deep/b/train.en", "deep/b/valid.de", "deep/b/valid.en"
+    )
+    files = Finder([tmp_path])
+    assert files.pair(*names["train"])[0] == tmp_path / "a/train.de"  # nearest the top
+    b = tmp_path / "deep/b"
+    assert files.pairs(names) == {part: (b / f"{part}.de", b / f"{part}.en") for part in names}
+    assert not caplog.records
+    (b / "train.en").unlink()
+    found = Finder([tmp_path]).pairs(names)
+    assert (found["train"][0].parent, found["valid"][0].parent) == (tmp_path / "a", b)
+    assert "lie in several folders: see that they are of one corpus" in caplog.text
+    caplog.clear()
+    (b / "valid.en").unlink()
+    files = Finder([tmp_path])
+    files.pairs(names)
+    assert files.missing == ["valid.en"]
+    assert not caplog.records
+
+
 def test_an_earlier_folder_goes_first(tmp_path: Path) -> None:
     make(tmp_path, "one/a", "two/a")
     assert Finder([tmp_path / "two", tmp_path / "one"]).find("a") == tmp_path / "two/a"

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
+from attnbench.core.errors import DataError
 from attnbench.data.datasets.base import SPLITS, DatasetSpec, Languages, Remote, datasets
 from attnbench.data.finder import Finder
 from attnbench.data.hub import Hub
@@ -53,10 +54,14 @@ class Iwslt14DeEn(DatasetSpec):
         if files.find("train.tags.de-en.de") is None:
             made = {split: _names(split) for split in SPLITS}  # of an earlier preparation
             if all(files.find(*side) for sides in made.values() for side in sides):
-                return {
-                    split: [Part(*files.pair(*sides), select=merged_subwords, tokenized=True)]
-                    for split, sides in made.items()
-                }
+                found = files.pairs(made)
+                folders = dict.fromkeys(path.parent for pair in found.values() for path in pair)
+                if len(folders) > 1:
+                    raise DataError(
+                        f"train, valid and test lie in several folders ({', '.join(map(str, folders))}), and any corpus "
+                        "has files of these names; put those of this one into one folder"
+                    )
+                return {split: [Part(*pair, select=merged_subwords, tokenized=True)] for split, pair in found.items()}
         tests = [files.pair(*([f"IWSLT14.{name}.de-en.{side}.xml"] for side in self.pair())) for name in _TESTS]
         train = files.pair(["train.tags.de-en.de"], ["train.tags.de-en.en"])
         return {

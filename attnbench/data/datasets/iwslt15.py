@@ -52,6 +52,5 @@ class Iwslt15EnVi(DatasetSpec):
         return Hub(files, "an edited copy of IWSLT'15 En-Vi; do not set its numbers beside published ones")
 
     def sources(self, files: Finder, work: Path) -> dict[str, list[Part]]:
-        return {
-            split: [Part(*files.pair([f"{name}.en"], [f"{name}.vi"]), tokenized=True)] for split, name in _NAMES.items()
-        }
+        names = {split: [[f"{name}.en"], [f"{name}.vi"]] for split, name in _NAMES.items()}
+        return {split: [Part(*pair, tokenized=True)] for split, pair in files.pairs(names).items()}

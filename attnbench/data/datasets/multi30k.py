@@ -45,10 +45,8 @@ class Multi30k(DatasetSpec):
         return [[Remote(name, tuple(url + name for url in _URLS), *_FILES[name]) for name in names]]
 
     def sources(self, files: Finder, work: Path) -> dict[str, list[Part]]:
-        return {
-            split: [Part(*files.pair(*([f"{name}.{language}.gz"] for language in self.pair())))]
-            for split, name in _NAMES.items()
-        }
+        names = {split: [[f"{name}.{language}.gz"] for language in self.pair()] for split, name in _NAMES.items()}
+        return {split: [Part(*pair)] for split, pair in files.pairs(names).items()}
 
 
 @datasets.register

@@ -66,6 +66,26 @@ def test_text_prepared_earlier_is_taken_as_it_is(given, prepared, name: str) -> 
     assert [len(data.split(split)) for split in ("train", "valid", "test")] == [2, 2, 2]
 
 
+def test_text_prepared_earlier_is_of_one_corpus(given, prepared) -> None:
+    """Files of these names lie beside other corpora, too."""
+    for split in ("train", "valid", "test"):
+        for side in ("de", "en"):
+            text = f"{split} von hier .\n"
+            given.text(f"ted/{split}.{side}", text)
+            if split != "test":
+                given.text(f"other/{split}.{side}", "ein anderes .\n" * 9)
+    data = prepared("iwslt14-de-en")
+    assert list(data.split("train").source) == ["train von hier ."]
+
+
+def test_splits_of_several_corpora_are_refused(given, prepared) -> None:
+    for split, folder in (("train", "multi30k"), ("valid", "ted"), ("test", "ted")):
+        for side in ("de", "en"):
+            given.text(f"{folder}/{split}.{side}", "ein satz .\n")
+    with pytest.raises(DataError, match=r"lie in several folders \(.*multi30k, .*ted\), and any corpus has files"):
+        prepared("iwslt14-de-en")
+
+
 def test_without_training_text_both_forms_and_the_archive_are_named(given, prepared) -> None:
     given.text("valid.de", "a\n")
     with pytest.raises(DataError) as caught:
