@@ -91,8 +91,8 @@ def as_json(
     version: dict[str, Any] | None = None,
     effort: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """finished: whether these are all that the command measures. version: of this package. effort: how many rounds, and
-    whether the cases are those of --quick."""
+    """finished: whether these are all that the command measures. version: of this package. effort: how many rounds,
+    whether the cases are those of --quick, and which mechanisms were asked for."""
     return {
         "schema_version": SCHEMA,
         "command": command,

@@ -161,7 +161,7 @@ def run(
         head = [_titled(own), *head_lines(made, choices, machine)]
         head.append(f"compiling: {native.compiling_seconds():.1f} s, before anything was timed or in first calls")
         head += [] if finished else ["not finished"]
-        effort = {"rounds": rounds, "quick": quick}
+        effort = {"rounds": rounds, "quick": quick, "only": kinds or None}
         document = as_json(sections, made, choices, machine, versions, command, finished, own, effort)
         return Report(document, sections, head, command)
 
@@ -230,8 +230,11 @@ def _require_kinds(what: Sequence[What], kinds: Sequence[str], earlier: dict[str
             raise SpecError(
                 f"--only {kind}: it is timed as a budget or its defaults make it, which fails: {error}"
             ) from None
-    if kinds and earlier is not None:
-        raise SpecError("--only: a comparison is of all cases, or those left out would be gone; leave one out")
+    if kinds and earlier is not None and sorted(kinds) != sorted(earlier.get("only") or ()):
+        raise SpecError(
+            "--only: what the earlier measurement has besides would be gone; compare with one of the same --only, or "
+            "leave one of the two out"
+        )
 
 
 def _titled(own: dict[str, Any]) -> str:

@@ -172,6 +172,18 @@ def test_a_case_that_is_no_longer_measured_is_told(invoke):
     assert f"gone: transforms of scores: halfmax ({timings[0]['group']}) was measured then" in result.stderr
 
 
+def test_a_part_is_compared_with_the_same_part(invoke, monkeypatch):
+    invoke(*RUN, "--only", "topk", "--out", "found")
+    path = Path("found/speed.json")
+    document = json.loads(path.read_text())
+    scale(document, 1e-3)
+    path.write_text(json.dumps(document))
+    assert "0 of" in invoke(*RUN, "--only", "topk", "--compare", str(path)).stderr
+    monkeypatch.setattr(plans, "measure", lambda *given, **more: pytest.fail("timed"))
+    said = invoke(*RUN, "--only", "topk,sparsemax", "--compare", str(path), code=2).stderr
+    assert "what the earlier measurement has besides would be gone" in said
+
+
 def test_nothing_in_common_is_no_success(invoke):
     invoke(*RUN, "--out", "found")
     path = Path("found/speed.json")
@@ -225,7 +237,7 @@ def test_one_that_neither_a_budget_nor_defaults_make_is_told_before_anything_is_
     (("--against", " , "), "--against ' , ': names nothing"),
     (("--size", "huge"), "--size: unknown size 'huge'"),
     (("--only", "entmax16"), "--only: unknown mechanism 'entmax16'"),
-    (("--only", "topk", "--compare", "of training.json"), "a comparison is of all cases"),
+    (("--only", "topk", "--compare", "of training.json"), "compare with one of the same --only, or leave one"),
     (("--only", " ,"), "--only ' ,': names nothing; leave it out, or give names with commas"),
     (("--compare", "nowhere.json"), "nowhere.json: it cannot be read"),
     (("--compare", "other.json"), "it holds no measurement"),

@@ -58,8 +58,8 @@ class Iwslt14DeEn(DatasetSpec):
                 folders = dict.fromkeys(path.parent for pair in found.values() for path in pair)
                 if len(folders) > 1:
                     raise DataError(
-                        f"train, valid and test lie in several folders ({', '.join(map(str, folders))}), and any corpus "
-                        "has files of these names; put those of this one into one folder"
+                        f"train, valid and test lie in several folders ({', '.join(map(str, folders))}), and any "
+                        "corpus has files of these names; put those of this one into one folder"
                     )
                 return {split: [Part(*pair, select=merged_subwords, tokenized=True)] for split, pair in found.items()}
         tests = [files.pair(*([f"IWSLT14.{name}.de-en.{side}.xml"] for side in self.pair())) for name in _TESTS]
