@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
+from attnbench.core.contention import relieved
 from attnbench.core.errors import AttnbenchError, DataError, SpecError
 from attnbench.core.files import cache_root, read_json, read_jsonl
 from attnbench.core.run_files import CELLS, CHECKPOINTS, GRID, LOG, RESULT, SPEC
@@ -219,14 +220,14 @@ def score_split(trained: Trained, split: str) -> Metrics:
     """Decode and score one split. Raises DataError for a split that the data do not have."""
     searcher, task = trained.spec.search.build(), trained.task
     data = task.adapt(trained.model, trained.data, 0, fresh=False)
-    with torch.no_grad():
+    with torch.no_grad(), relieved(torch.get_num_threads()):
         return task.evaluate(trained.model, data, split, searcher, EVAL_TOKENS)
 
 
 def translate(trained: Trained, lines: Sequence[str]) -> list[str]:
     """Translations of raw source lines, detokenised, in their order."""
     searcher = trained.spec.search.build()
-    with torch.no_grad():
+    with torch.no_grad(), relieved(torch.get_num_threads()):
         return trained.task.translate(trained.model, trained.data, lines, searcher)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from attnbench.attention.backends.base import chosen
+from attnbench.core.contention import relieved
 from attnbench.core.errors import AttnbenchError, DataError
 from attnbench.core.files import read_json, read_jsonl, write_json
 from attnbench.core.run_files import CHECKPOINTS, LOG, MECHANISMS, REFERENCES
@@ -126,29 +127,31 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     seed_everything(derive(spec.seed, "train"))
     validator = GreedySpec().build() if spec.train.validate_bleu else None
     width = getattr(spec.model, "width", 1)
-    outcome = train(
-        task, model, data, spec.train,
-        seed=spec.seed, width=width, recorder=Teller(run, listen), runtime=runtime, validator=validator,
-    )  # fmt: skip
     steps: list[int] = []
     parts: dict[str, Metrics] = {}
-    if outcome.scorable:
-        steps = choose_weights(model, run.checkpoints, outcome, spec.train)
-        listen({"event": f"{outcome.ending.text}; evaluating {_weights_name(steps)}"})
-        model.eval()
-        parts = evaluate(task, model, data, spec, run)
-        if spec.timing is not None:
-            searcher = spec.search.build()
-            parts["decode"] = time_decoding(task, model, data, spec.timing, searcher, runtime, EVAL_TOKENS)
-    else:
-        mend = "lower the learning rate, clip, or use fp32"
-        listen({"event": f"{outcome.ending.text}; no checkpoint lies before it, so there are no scores; {mend}"})
+    with relieved(place.threads, lambda told: listen({"event": told})) as cores:
+        outcome = train(
+            task, model, data, spec.train,
+            seed=spec.seed, width=width, recorder=Teller(run, listen), runtime=runtime, validator=validator,
+        )  # fmt: skip
+        if outcome.scorable:
+            steps = choose_weights(model, run.checkpoints, outcome, spec.train)
+            listen({"event": f"{outcome.ending.text}; evaluating {_weights_name(steps)}"})
+            model.eval()
+            parts = evaluate(task, model, data, spec, run)
+            if spec.timing is not None:
+                searcher = spec.search.build()
+                parts["decode"] = time_decoding(task, model, data, spec.timing, searcher, runtime, EVAL_TOKENS)
+        else:
+            mend = "lower the learning rate, clip, or use fp32"
+            listen({"event": f"{outcome.ending.text}; no checkpoint lies before it, so there are no scores; {mend}"})
     require_same_data(run.folder, at)  # they may have been prepared anew meanwhile, and be others
     result = _result(cell, outcome, parts, run, at, steps)
     result |= {"commit": attempts[-1]["commit"], "dirty": any(attempt["dirty"] for attempt in attempts)}
     result[MECHANISMS] = {**trained_with(run.folder), **mechanism_files(spec.search)}
     result["backends"] = chosen(model)
     result["metrics"]["params"] = _size(model)
+    result["shared_seconds"] = cores.seconds
     result["total_seconds"] = time.perf_counter() - started + outcome.resumed_seconds - run.borrowed_seconds
     run.finish(result)
     return result

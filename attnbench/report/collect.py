@@ -24,9 +24,10 @@ class Cell:
 
     axes: the value of each axis (path -> label). reason: why it failed, the first line of it. metrics: finite or not,
     every number of result.json. outcome: how its training ended, at least `kind` and `text`, empty where nothing says
-    so. weights: the checkpoints that were scored. references: split -> hash of the lines it was scored against. spec:
-    the cell's spec.yaml, empty where absent. attempts: the environments of its env.json, oldest first. mechanisms:
-    modules of its mechanisms -> hashes of their files, empty where the result does not say them.
+    so. weights: the checkpoints that were scored. references: split -> hash of the lines it was scored against.
+    shared_seconds: in which other programs used the same cores. spec: the cell's spec.yaml, empty where absent.
+    attempts: the environments of its env.json, oldest first. mechanisms: modules of its mechanisms -> hashes of their
+    files, empty where the result does not say them.
     """
 
     label: str
@@ -47,6 +48,7 @@ class Cell:
     commit: str = ""
     dirty: bool = False
     seconds: float = 0.0
+    shared_seconds: float = 0.0
     finished: str = ""
     spec: Mapping[str, Any] = field(default_factory=dict)
     attempts: tuple[Mapping[str, Any], ...] = ()
@@ -166,6 +168,7 @@ def _finished(path: Path, digest: str) -> dict[str, Any]:
         "commit": str(result.get("commit") or ""),
         "dirty": bool(result.get("dirty")),
         "seconds": float(result.get("total_seconds") or 0.0),
+        "shared_seconds": float(result.get("shared_seconds") or 0.0),
         "finished": str(result.get("finished") or ""),
     }
 

@@ -21,6 +21,8 @@ from attnbench.report.significance import FEWEST, SAMPLES, has_test
 SHOWN = 20
 _LOSSLESS = 99.5
 """BLEU that perfect outputs have where tokenisation can be undone but for some quotation marks."""
+_NOTICED = 0.1
+"""Part of a cell's time in which others used its cores, from which on a table says so."""
 _ATTENTION = "model.attention"
 """An axis below it may speak of several sites at once (`all`, `site`, `budget`)."""
 
@@ -249,6 +251,13 @@ def _speeds(done: Sequence[Cell]) -> list[str]:
     if beside:
         which = "" if len(beside) == len(done) else f" of {len(beside)} of the {len(done)} cells"
         lines.append(f"speeds{which} are of trainings with others beside them (--jobs)")
+    shared = [cell for cell in done if cell.shared_seconds > max(0.0, _NOTICED * cell.seconds)]
+    if shared:
+        which = _few([f"{cell.label}, seed {cell.seed}" for cell in shared])
+        lines.append(
+            f"speeds of {len(shared)} of the {len(done)} cells ({which}) were measured while other programs used the "
+            "same processor cores"
+        )
     return lines
 
 

@@ -144,7 +144,7 @@ class InverseSqrtSpec(ScheduleSpec):
     @model_validator(mode="after")
     def _falls(self) -> Self:
         _require_floor(self.minimum, self.lr)
-        if self.start > self.lr:
+        if self.is_set("start") and self.start > self.lr:
             raise ValueError(f"the warm-up rises from start {self.start:g} to lr {self.lr:g}; lower start, or raise lr")
         return self
 

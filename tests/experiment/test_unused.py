@@ -58,7 +58,7 @@ BOTH = ", valid: {source: c, target: d}, test: {source: e, target: f}"
     ("train: {max_steps: 12, validate_every: 5, patience: 3}\n", "train.patience"),
     ("train: {max_epochs: 4, validate_every: epoch, patience: 4}\n", "train.patience"),
     ("train: {max_steps: 24, schedule: {kind: linear, steps: 6}}\n", "train.max_steps"),
-    ("train: {schedule: {kind: inverse_sqrt, warmup: 1, start: 1e-2}}\n", "train.schedule.start"),
+    ("train: {schedule: {kind: inverse_sqrt, warmup: 1, start: 1e-4}}\n", "train.schedule.start"),
     ("search: {kind: beam, size: 1, penalty: {kind: wu, alpha: 2.0}}\n", "search.penalty"),
     ("search: {kind: beam, size: 1, coverage: {kind: wu, beta: 5.0}}\n", "search.coverage"),
     ("search: {kind: beam, coverage: {kind: wu, beta: 5.0, floor: 1.0}}\n", "search.coverage.floor"),

@@ -147,6 +147,16 @@ def test_speeds_of_cells_that_had_others_beside_them_are_told(run_folder):
     assert "- speeds are of trainings with others beside them (--jobs)" in render(run.root, "md")
 
 
+def test_speeds_of_cells_whose_cores_others_used_are_told(run_folder):
+    run = run_folder()
+    for label, seed, shared in (("a", 1, 0.0), ("a", 2, 9.0), ("b", 1, 90.0), ("b", 2, 0.0)):
+        noted(run.add(label, seed, 30.0, seconds=100.0), "result.json", shared_seconds=shared)
+    told = "speeds of 1 of the 4 cells (b, seed 1) were measured while other programs used the same processor cores"
+    assert f"- {told}" in render(run.grid(), "md")
+    noted(run.root / "cells" / run.cells[2]["folder"], "result.json", shared_seconds=5.0)
+    assert "other programs" not in render(run.root, "md")
+
+
 def test_columns_that_tables_have_by_themselves_can_be_left_out(run_folder):
     run = run_folder()
     measured = {"attended/cross": 9.0, "entropy/cross": 1.5, "train/tokens_per_s": 3000.0}

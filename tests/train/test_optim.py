@@ -150,6 +150,7 @@ def test_an_inverse_square_root_does_not_jump_up_to_its_floor():
 
 def test_a_warm_up_does_not_fall():
     assert schedules.parse({"kind": "inverse_sqrt", "lr": 1e-3, "start": 1e-3}).rate(1, 512) == 1e-3
+    schedules.parse({"kind": "inverse_sqrt", "lr": 1e-9})  # below a start that nobody gave
     with pytest.raises(ValidationError, match=r"the warm-up rises from start 5 to lr 0.001; lower start, or raise lr"):
         schedules.parse({"kind": "inverse_sqrt", "lr": 1e-3, "start": 5.0})
 
