@@ -92,7 +92,7 @@ def as_json(
     effort: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """finished: whether these are all that the command measures. version: of this package. effort: how many rounds,
-    whether the cases are those of --quick, and which mechanisms were asked for."""
+    whether the cases are those of --quick, which mechanisms were asked for, and for how long others used the cores."""
     return {
         "schema_version": SCHEMA,
         "command": command,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from attnbench.bench.plot import draw
 from attnbench.bench.results import SCHEMA, Section, as_json, compare, head_lines, markdown, ratios, tables
 from attnbench.bench.subjects import SIZES, Subject
 from attnbench.core import native, processor
+from attnbench.core.contention import watched
 from attnbench.core.errors import MissingExtraError, SpecError
 from attnbench.core.files import require_writable, write_atomic
 from attnbench.core.spec import unknown
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+_log = logging.getLogger("attnbench")
 _UNFINISHED = "unfinished"
+_SHARED = "other programs used the same processor cores for {:.0f} s: figures are less certain"
 NOTHING_IN_COMMON = "--compare: the two measurements have no figure in common; run what the earlier one ran"
 
 
@@ -160,18 +164,20 @@ def run(
     def report(sections: list[Section], machine: Roofline, *, finished: bool) -> Report:
         head = [_titled(own), *head_lines(made, choices, machine)]
         head.append(f"compiling: {native.compiling_seconds():.1f} s, before anything was timed or in first calls")
+        head += [_SHARED.format(beside.seconds)] if beside.seconds else []
         head += [] if finished else ["not finished"]
-        effort = {"rounds": rounds, "quick": quick, "only": kinds or None}
+        effort = {"rounds": rounds, "quick": quick, "only": kinds or None, "shared_seconds": beside.seconds}
         document = as_json(sections, made, choices, machine, versions, command, finished, own, effort)
         return Report(document, sections, head, command)
 
     done: list[Section] = []
-    for each in what:
-        sections: list[Section] = []
-        for sections in PLANS[each](plan):
-            if keep is not None:
-                keep(report([*done, *sections], machine, finished=False))
-        done += sections
+    with watched(_log.warning) as beside:
+        for each in what:
+            sections: list[Section] = []
+            for sections in PLANS[each](plan):
+                if keep is not None:
+                    keep(report([*done, *sections], machine, finished=False))
+            done += sections
     return report(done, machine.better_of(roofline(place)), finished=True)
 
 

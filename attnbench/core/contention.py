@@ -52,14 +52,21 @@ def relieved(threads: int, tell: Callable[[str], object] = log.info) -> Iterator
 
     tell: is told once that there are others, from another thread.
     """
-    library, found = _openmp(), Shared()
+    library = _openmp()
     team = len(os.sched_getaffinity(0)) - threads + 2 if library is not None else 0
     if library is None or threads < 2 or not 2 <= team <= _MOST or any(name in os.environ for name in _SAID_BY_USER):
-        yield found
+        yield Shared()
         return
-    ended = threading.Event()
-    given = (Idle(library, team), found, ended, tell)
-    watch = threading.Thread(target=_watch, args=given, name="contention", daemon=True)
+    with watched(tell, Idle(library, team)) as found:
+        yield found
+
+
+@contextmanager
+def watched(tell: Callable[[str], object], idle: Idle | None = None) -> Iterator[Shared]:
+    """Notice other programs in the block, without doing anything about it unless there is an idle team for that. tell:
+    as in `relieved`."""
+    found, ended = Shared(), threading.Event()
+    watch = threading.Thread(target=_watch, args=(idle, found, ended, tell), name="contention", daemon=True)
     watch.start()
     try:
         yield found
@@ -78,7 +85,7 @@ def _openmp() -> ctypes.CDLL | None:
         return None
 
 
-def _watch(idle: Idle, found: Shared, ended: threading.Event, tell: Callable[[str], object]) -> None:
+def _watch(idle: Idle | None, found: Shared, ended: threading.Event, tell: Callable[[str], object]) -> None:
     state, before, then = Sharing(), waited(), time.monotonic()
     try:
         while not ended.wait(_PERIOD):
@@ -89,9 +96,11 @@ def _watch(idle: Idle, found: Shared, ended: threading.Event, tell: Callable[[st
             if state.shared:
                 found.seconds += at - then
             before, then = now, at
-            idle.be(there=state.shared)
+            if idle is not None:
+                idle.be(there=state.shared)
     finally:
-        idle.be(there=False)
+        if idle is not None:
+            idle.be(there=False)
 
 
 class Sharing(NamedTuple):
@@ -136,7 +145,7 @@ class Idle:
 def waited(tasks: Path = Path("/proc/self/task")) -> dict[str, float]:
     """Seconds that each thread of this process was ready to run and had no core, as Linux counts them."""
     found = {}
-    for task in tasks.iterdir():
+    for task in tasks.iterdir() if tasks.is_dir() else ():
         try:
             found[task.name] = int((task / "schedstat").read_text().split()[1]) / 1e9
         except (OSError, IndexError, ValueError):  # it has ended, or the system does not count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from attnbench.bench.run import Report
 from attnbench.bench.timer import Case
 from attnbench.cli import common
 from attnbench.cli.speed import cells_of
+from attnbench.core import contention
 from attnbench.models.base import models
 from attnbench.train import runtime
 
@@ -182,6 +184,17 @@ def test_a_part_is_compared_with_the_same_part(invoke, monkeypatch):
     monkeypatch.setattr(plans, "measure", lambda *given, **more: pytest.fail("timed"))
     said = invoke(*RUN, "--only", "topk,sparsemax", "--compare", str(path), code=2).stderr
     assert "what the earlier measurement has besides would be gone" in said
+
+
+def test_figures_that_were_taken_beside_other_programs_say_so(invoke, monkeypatch):
+    monkeypatch.setattr(contention, "waited", dict)
+    assert "other programs" not in invoke(*RUN, "--only", "topk").stdout
+    shares = itertools.count(1.0)
+    monkeypatch.setattr(contention, "_PERIOD", 0.001)
+    monkeypatch.setattr(contention, "waited", lambda: {"1": next(shares)})
+    result = invoke(*RUN, "--only", "topk", "--out", "found")
+    assert "other programs used the same processor cores for" in result.stdout
+    assert json.loads(Path("found/speed.json").read_text())["shared_seconds"] > 0
 
 
 def test_nothing_in_common_is_no_success(invoke):

@@ -123,6 +123,21 @@ def test_a_watch_lives_as_long_as_its_block(monkeypatch):
         assert "contention" not in names()
 
 
+def test_others_are_noticed_without_a_team(monkeypatch):
+    monkeypatch.setattr(contention, "_PERIOD", 0.01)
+    sums = iter(range(1, 9999))
+    monkeypatch.setattr(contention, "waited", lambda: {"1": float(next(sums))})
+    told: list[str] = []
+    with contention.watched(told.append) as found:
+        time.sleep(0.2)
+    assert found.seconds > 0
+    assert len(told) == 1
+
+
+def test_a_system_that_does_not_count_tells_nothing(tmp_path):
+    assert waited(tmp_path / "absent") == {}
+
+
 @needs_openmp
 def test_threads_that_wait_for_a_core_are_seen():
     """Two that compute on one core, side by side."""
