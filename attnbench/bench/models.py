@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -38,8 +39,9 @@ def training(subject: Subject, count: int, runtime: Runtime) -> Case:
     """Updates as a training makes them: forward, backward, clipping, the optimiser, at a learning rate of 0, so that
     all rounds meet the same weights. Work: target tokens, EOS counted."""
     bound, how = task(), subject.update
-    given = batches(count, torch.device("cpu"), how.tokens, subject.sizes, subject.longest)  # as the data give them
     model = subject.build(runtime.device).train()
+    longest = min(subject.longest, (model.max_length or sys.maxsize) - 1)
+    given = batches(count, torch.device("cpu"), how.tokens, subject.sizes, longest)  # as the data give them
     optimizer = optimizers.parse(how.optimizer).build(model.parameters())
 
     def update(gradients_of: Accumulate) -> None:
@@ -147,7 +149,8 @@ def operations(run: Callable[[], object]) -> float:
 
 def decoding(subject: Subject, load: Load, runtime: Runtime) -> Case:
     """Outputs of 30 tokens, or as many as the model can make, past EOS. Work: tokens of the best outputs."""
-    model, steps = subject.build(runtime.device).eval(), _steps(subject)
+    model = subject.build(runtime.device).eval()
+    steps = _steps(model)
     bound, batch = task(), load.sources(runtime.device, subject.sizes)
     search = _searched(subject, load, steps)
     quantized = search["quantization"]
@@ -173,7 +176,7 @@ def decoding(subject: Subject, load: Load, runtime: Runtime) -> Case:
                 pack(plain, quantized)
         made = run()
         found = [made[row] for row in range(load.rows)]
-        if any(len(best.tokens) != _steps(subject) for best in found):  # the work that is told
+        if any(len(best.tokens) != _steps(model) for best in found):  # the work that is told
             return float("inf")
         with native.off(), torch.no_grad():
             wanted = [best for best, *_ in searcher(plain, source_of(batch), special)]
@@ -196,8 +199,8 @@ def decoding(subject: Subject, load: Load, runtime: Runtime) -> Case:
     return Case(load.group(subject.group), subject.name, run, work, check, counted, quantized is not None)
 
 
-def _steps(subject: Subject) -> int:
-    return sentences.STEPS if subject.most is None else min(sentences.STEPS, subject.most)
+def _steps(model: Seq2SeqModel) -> int:
+    return sentences.STEPS if model.max_length is None else min(sentences.STEPS, model.max_length)
 
 
 def _searched(subject: Subject, load: Load, steps: int) -> dict[str, Any]:

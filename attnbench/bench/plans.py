@@ -204,7 +204,8 @@ def train_sections(plan: Plan) -> Iterator[list[Section]]:
         yield done
     for title, chosen in ((_TRAINING_KINDS, plan.families), (_TRAINING_CELLS, plan.cells)):
         if chosen:
-            done = [*done, Section(title, (chosen[0].name,), _trained(plan, _trainings(plan, chosen)), "tokens")]
+            timed = _trained(plan, _trainings(plan, chosen))
+            done = [*done, Section(title, _firsts(chosen), timed, "tokens")]
             yield done
 
 
@@ -235,12 +236,13 @@ def decode_sections(plan: Plan) -> Iterator[list[Section]]:
             Section(_DECODING, ("softmax",), found, "tokens"),
         ]
         yield done
-    own = [Load(*shape, None) for shape in _readable(plan)]
-    for title, chosen, loads in ((_DECODING_KINDS, plan.families, plan.loads), (_DECODING_CELLS, plan.cells, own)):
+    for title, chosen in ((_DECODING_KINDS, plan.families), (_DECODING_CELLS, plan.cells)):
         timed: list[Timing] = []
-        for load in loads if chosen else []:
-            timed += _decoded(plan, chosen, load)
-            yield [*done, Section(title, (chosen[0].name,), timed, "tokens")]
+        for some in _grouped(chosen):
+            loads = plan.loads if chosen is not plan.cells else [Load(*shape, None) for shape in _readable(plan, some)]
+            for load in loads:
+                timed += _decoded(plan, some, load)
+                yield [*done, Section(title, _firsts(chosen), timed, "tokens")]
 
 
 def _decodings(plan: Plan, size: str, names: Sequence[str], load: Load) -> list[Recipe]:
@@ -251,9 +253,19 @@ def _decoded(plan: Plan, chosen: Sequence[Subject], load: Load) -> list[Timing]:
     return plan.time([models.decoding(each, load, plan.runtime) for each in chosen], plan.products, loose=True)
 
 
-def _readable(plan: Plan) -> list[tuple[int, int]]:
-    """The shapes, with sources no longer than each cell can read."""
-    limits = [each.source_limit for each in plan.cells if each.source_limit is not None]
+def _grouped(chosen: Sequence[Subject]) -> list[list[Subject]]:
+    """Those that are compared with one another."""
+    return [[each for each in chosen if each.group == group] for group in dict.fromkeys(each.group for each in chosen)]
+
+
+def _firsts(chosen: Sequence[Subject]) -> tuple[str, ...]:
+    """The name of the first of each group, beside which the others stand."""
+    return tuple(dict.fromkeys(some[0].name for some in _grouped(chosen)))
+
+
+def _readable(plan: Plan, some: Sequence[Subject]) -> list[tuple[int, int]]:
+    """The shapes, with sources no longer than each of these can read."""
+    limits = [each.source_limit for each in some if each.source_limit is not None]
     return list(dict.fromkeys((rows, min([length, *limits])) for rows, length in plan.shapes))
 
 

@@ -92,7 +92,8 @@ def as_json(
     effort: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """finished: whether these are all that the command measures. version: of this package. effort: how many rounds,
-    whether the cases are those of --quick, which mechanisms were asked for, and for how long others used the cores."""
+    whether the cases are those of --quick, which mechanisms were asked for, for how long others used the cores, and
+    digests of the cells of a spec."""
     return {
         "schema_version": SCHEMA,
         "command": command,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,15 +48,19 @@ class Report:
 
     def show(self, console: Console) -> None:
         from rich.table import Table
+        from rich.text import Text
 
         for line in self.head:
             console.print(line, markup=False)
         for table in tables(self.sections):
+            caption = Text(table.note, "table.caption")
             shown = Table(
-                *table.head, title=table.title, title_justify="left", caption=table.note, caption_justify="left"
+                title=Text(table.title, "table.title"), title_justify="left", caption=caption, caption_justify="left"
             )
+            for title in table.head:
+                shown.add_column(Text(title))
             for line in table.lines:
-                shown.add_row(*line)
+                shown.add_row(*map(Text, line))
             console.print(shown)
 
     def write(self, folder: Path, stem: str = "speed") -> bool:
@@ -87,19 +91,29 @@ def _paths(folder: Path, stem: str) -> tuple[Path, Path]:
 
 
 def _require_comparable(
-    earlier: dict[str, Any], signature: dict[str, Any], what: Sequence[What], groups: Set[str]
+    earlier: dict[str, Any], signature: dict[str, Any], what: Sequence[What], groups: Set[str], cells: Mapping[str, str]
 ) -> None:
     """Raise SpecError where the earlier figures depend on other things, or none will be measured, as far as their file
-    tells. groups: what the models that will be timed are compared within."""
+    tells. groups: what the models that will be timed are compared within. cells: of a spec, label -> digest."""
 
     def returns(title: str, group: str) -> bool:
         return any(
-            title.startswith(TITLES[each]) and (each not in OF_SIZES or group.partition(",")[0] in groups)
+            title.startswith(TITLES[each])
+            and (each not in OF_SIZES or any(group == known or group.startswith(f"{known}, ") for known in groups))
             for each in what
         )
 
     if not any(returns(title, group) for (title, group, _), _ in ratios(earlier)):
         raise SpecError(NOTHING_IN_COMMON)
+    noted = earlier.get("cells") or {}
+    changed = [name for name, digest in cells.items() if noted.get(name, digest) != digest]
+    if noted and (changed or next(iter(noted)) != next(iter(cells), None)):
+        other = (
+            f"the first cell was '{next(iter(noted))}'"
+            if not changed
+            else f"'{changed[0]}' was another model, or trained otherwise"
+        )
+        raise SpecError(f"--compare: these cells are not those of the earlier measurement: {other}; measure both alike")
     was = earlier["signature"]
     without = {"precision"} if set(what) == {"transforms"} else set[str]()  # they are float32 whatever was asked for
     both = [name for name in signature if name in was and name not in without]
@@ -153,8 +167,9 @@ def run(
     choices: list[Choice] = set_up(runtime)
     made = signature(runtime)
     plan = Plan(runtime, rounds, quick, peers, sizes or None, kinds, cells)
+    digests = {each.name: each.digest() for each in cells}
     if earlier is not None:
-        _require_comparable(earlier, made, what, plan.groups)
+        _require_comparable(earlier, made, what, plan.groups, digests)
     if folder is not None:
         _require_folder(folder)
     machine: Roofline = roofline(place)
@@ -166,7 +181,8 @@ def run(
         head.append(f"compiling: {native.compiling_seconds():.1f} s, before anything was timed or in first calls")
         head += [_SHARED.format(beside.seconds)] if beside.seconds else []
         head += [] if finished else ["not finished"]
-        effort = {"rounds": rounds, "quick": quick, "only": kinds or None, "shared_seconds": beside.seconds}
+        effort = {"rounds": rounds, "quick": quick, "only": kinds or None, "shared_seconds": beside.seconds,
+                  "cells": digests or None}  # fmt: skip
         document = as_json(sections, made, choices, machine, versions, command, finished, own, effort)
         return Report(document, sections, head, command)
 

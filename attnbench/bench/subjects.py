@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -62,6 +64,11 @@ class Subject(NamedTuple):
     quantization: str | None = None
     counted: bool = False
 
+    def digest(self) -> str:
+        """Equal for subjects that differ in their name alone."""
+        text = json.dumps(self._replace(name=""), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
     @property
     def spec(self) -> ModelSpec:
         return models.parse(dict(self.model))
@@ -87,8 +94,8 @@ class Subject(NamedTuple):
         """The model, with the same weights at every call. defined: with attention as it is defined, whatever is
         named. dropout: False leaves it out."""
         raw = dict(self.model)
-        if defined:
-            raw["attention"] = {site: _dense(given) for site, given in raw.get("attention", {}).items()}
+        if defined and isinstance(raw.get("attention"), Mapping):
+            raw["attention"] = {site: _dense(given) for site, given in raw["attention"].items()}
         torch.manual_seed(0)
         return models.parse(raw if dropout else _whole(raw)).build(self.sizes).to(device)
 
@@ -100,8 +107,12 @@ def _dense(site: Any) -> Any:
 def _whole(raw: Any) -> Any:
     """The same without dropout, wherever it stands."""
     if isinstance(raw, Mapping):
-        return {key: 0.0 if key.endswith("dropout") else _whole(value) for key, value in raw.items()}
-    return raw
+        return {key: 0.0 if _drops(key, value) else _whole(value) for key, value in raw.items()}
+    return [_whole(each) for each in raw] if isinstance(raw, list) else raw
+
+
+def _drops(key: str, value: Any) -> bool:
+    return key.endswith("dropout") and isinstance(value, float)
 
 
 def transformer(size: str, name: str) -> Subject:

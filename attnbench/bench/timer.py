@@ -98,8 +98,8 @@ def measure(
         if error is not None and not error <= limit:
             raise AttnbenchError(
                 f"{case.name} ({case.group}) lies {error:.1e} from its definition, and {limit:.0e} is allowed, so that "
-                "none that stands beside it was timed; please report it; where --only or --against can leave it out, "
-                "the others are timed meanwhile"
+                "none that stands beside it was timed; please report it; where --only, --against or --axis can leave "
+                "it out, the others are timed meanwhile"
             )
     costs = [None if case.cost is None or yardstick is None else case.cost() for case in cases]
     if yardstick is not None:

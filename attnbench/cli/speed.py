@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import sys
 from enum import StrEnum
@@ -15,6 +16,9 @@ from attnbench.cli import common
 if TYPE_CHECKING:
     from attnbench.bench.results import Comparison
     from attnbench.bench.subjects import Subject
+
+
+log = logging.getLogger("attnbench")
 
 
 class What(StrEnum):
@@ -49,7 +53,11 @@ def speed(
     ] = None,
     spec: Annotated[
         Path | None,
-        typer.Option("--spec", help="Time the cells of this YAML spec instead: its models, updates and searches."),
+        typer.Option(
+            "--spec",
+            help="Time the cells of this YAML spec instead, on random words, in the precision of --precision: its "
+            "models, updates of one batch, searches.",
+        ),
     ] = None,
     overrides: common.Overrides = None,
     axis: common.Axis = None,
@@ -148,8 +156,8 @@ def speed(
 
 
 def cells_of(path: Path | None, overrides: list[str], axes: list[str]) -> list[Subject]:
-    """The cells of a spec, each once, whatever its seeds. Raises SpecError for a fault in it, and for options of a spec
-    where there is none."""
+    """The cells of a spec, each once, whatever its seeds, and those alike in all that is timed. Raises SpecError for a
+    fault in it, and for options of a spec where there is none."""
     from attnbench.bench.subjects import Subject, Update
     from attnbench.core.errors import SpecError
     from attnbench.experiment.axes import with_axis
@@ -166,13 +174,19 @@ def cells_of(path: Path | None, overrides: list[str], axes: list[str]) -> list[S
         document = with_axis(document, option)
     found: dict[str, Subject] = {}
     for cell in expand(document).cells:
-        train = cell.spec.train
+        train, sizes = cell.spec.train, cell.spec.task.model_sizes()
+        longest = f", up to {sizes.longest_source} tokens" if sizes.longest_source is not None else ""
         found.setdefault(cell.label, Subject(
-            path.name, cell.label, cell.spec.model.dump(), cell.spec.task.model_sizes(),
+            f"{path.name}{longest}", cell.label, cell.spec.model.dump(), sizes,
             Update(train.batch_tokens, train.label_smoothing, train.clip, train.optimizer.dump()),
             cell.spec.search.dump(),
         ))  # fmt: skip
-    return list(found.values())
+    once: dict[str, Subject] = {}
+    for subject in found.values():
+        first = once.setdefault(subject.digest(), subject)
+        if first is not subject:
+            log.warning("'%s' is timed as '%s': nothing that is timed differs", subject.name, first.name)
+    return list(once.values())
 
 
 def _tell(found: Comparison, allowed: float) -> None:

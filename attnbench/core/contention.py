@@ -6,8 +6,8 @@ would need. Spinning less is no cure for all times: on idle cores it makes steps
 OpenMP itself spins 300 times less while a process has more of its threads than there are cores (GOMP_SPINCOUNT in its
 manual); a team that does nothing sees to that as long as others use the cores, and no longer.
 
-Measured beside one busy process, two threads on two cores of AVX2: updates 1.3 to 2.5 times as fast, small ones more,
-searches 2.4 to 3.6 times; on idle cores the watch costs 1 to 2%, within noise.
+Measured beside one busy process, two threads on two cores of AVX2: updates 1.3 to 2.1 times as fast, small ones more,
+searches 2.1 to 3.0 times; on idle cores 0.92 to 1.12 times, which is noise (experiments/speed/beside_others.py).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -29,35 +29,33 @@ _SAID_BY_USER = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 """Environment variables that say how long threads spin: then nothing is done here."""
 _PERIOD = 0.5
 """Seconds between two looks."""
-_SHARED, _FREE = 0.25, 0.05
-"""Seconds that the threads of this process wait for a core, in a second: from the first on cores are shared, below the
-second no longer. On idle cores it is 0.01, beside one busy process 0.3 to 0.8."""
-_PATIENCE = 10
-"""Looks in a row without others before threads spin again."""
-_MOST = 64
-"""Threads of the team that does nothing, at most."""
+_SHARED, _FREE = 0.15, 0.05
+"""Seconds in a second that the thread which waits most is ready and has no core: above the first cores are shared,
+below the second no longer."""
+_NOTICE, _PATIENCE = 2, 10
+"""Looks in a row with others before they are believed, and without before threads spin again."""
+_MOST = 8
+"""Threads of the team that does nothing, at most: threads that compute on fewer cores than there are have others."""
 
 
 @dataclass
 class Shared:
-    """seconds: in which other programs used the cores of this process, as far as it was watched."""
+    """seconds: in which other programs used the cores of this process; None where the system does not count."""
 
-    seconds: float = 0.0
+    seconds: float | None = None
 
 
 @contextmanager
 def relieved(threads: int, tell: Callable[[str], object] = log.info) -> Iterator[Shared]:
-    """In the block, loops of so many threads take little harm from other programs. Nothing is watched where nothing is
-    known to help: one thread alone, another system or OpenMP, an environment that says how threads wait.
+    """In the block, loops of so many threads take little harm from other programs. Those are only noticed where nothing
+    is known to help: one thread, many cores left free, another OpenMP, an environment that says how threads wait.
 
     tell: is told once that there are others, from another thread.
     """
-    library = _openmp()
-    team = len(os.sched_getaffinity(0)) - threads + 2 if library is not None else 0
-    if library is None or threads < 2 or not 2 <= team <= _MOST or any(name in os.environ for name in _SAID_BY_USER):
-        yield Shared()
-        return
-    with watched(tell, Idle(library, team)) as found:
+    libraries = _openmps()
+    team = len(os.sched_getaffinity(0)) - threads + 2 if libraries else 0
+    helps = threads > 1 and 2 <= team <= _MOST and not any(name in os.environ for name in _SAID_BY_USER)
+    with watched(tell, Idle(libraries, team) if helps else None) as found:
         yield found
 
 
@@ -65,7 +63,10 @@ def relieved(threads: int, tell: Callable[[str], object] = log.info) -> Iterator
 def watched(tell: Callable[[str], object], idle: Idle | None = None) -> Iterator[Shared]:
     """Notice other programs in the block, without doing anything about it unless there is an idle team for that. tell:
     as in `relieved`."""
-    found, ended = Shared(), threading.Event()
+    found, ended = Shared(0.0 if waited() else None), threading.Event()
+    if found.seconds is None:
+        yield found
+        return
     watch = threading.Thread(target=_watch, args=(idle, found, ended, tell), name="contention", daemon=True)
     watch.start()
     try:
@@ -75,14 +76,13 @@ def watched(tell: Callable[[str], object], idle: Idle | None = None) -> Iterator
         watch.join()
 
 
-def _openmp() -> ctypes.CDLL | None:
-    """GNU's OpenMP, where this process has it already."""
-    if not hasattr(os, "RTLD_NOLOAD") or not hasattr(os, "sched_getaffinity"):
-        return None
+def _openmps(maps: Path = Path("/proc/self/maps")) -> list[ctypes.CDLL]:
+    """GNU's OpenMP, under every name by which this process has it already: torch's wheels may bring their own."""
     try:
-        return ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except OSError:
-        return None
+        paths = {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if "libgomp" in line}
+        return [ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW) for path in sorted(paths)]
+    except (OSError, AttributeError):
+        return []
 
 
 def _watch(idle: Idle | None, found: Shared, ended: threading.Event, tell: Callable[[str], object]) -> None:
@@ -90,11 +90,15 @@ def _watch(idle: Idle | None, found: Shared, ended: threading.Event, tell: Calla
     try:
         while not ended.wait(_PERIOD):
             now, at = waited(), time.monotonic()
-            state = state.after(sum(now[each] - before.get(each, 0.0) for each in now) / (at - then))
-            if state.shared and not found.seconds:
-                tell("other programs use the same processor cores: what is timed now is slower than on idle ones")
+            most = max((now[each] - before.get(each, 0.0) for each in now), default=0.0)
+            state = state.after(most / (at - then))
             if state.shared:
-                found.seconds += at - then
+                first, found.seconds = not found.seconds, (found.seconds or 0.0) + at - then
+                if first:
+                    with suppress(Exception):  # as where nobody listens any more: the watch goes on
+                        tell(
+                            "other programs use the same processor cores: what is timed now is slower than on idle ones"
+                        )
             before, then = now, at
             if idle is not None:
                 idle.be(there=state.shared)
@@ -104,42 +108,60 @@ def _watch(idle: Idle | None, found: Shared, ended: threading.Event, tell: Calla
 
 
 class Sharing(NamedTuple):
-    """Whether cores are shared with other programs. free: looks in a row in which they seemed not to be."""
+    """Whether cores are shared with other programs. others: looks in a row in which it seems to be otherwise."""
 
     shared: bool = False
-    free: int = 0
+    others: int = 0
 
     def after(self, share: float) -> Sharing:
-        """What is so after one more look. share: seconds that threads waited for a core, in a second."""
-        if not self.shared:
-            return Sharing(share > _SHARED)
-        free = self.free + 1 if share < _FREE else 0
-        return Sharing(free < _PATIENCE, free)
+        """What is so after one more look. share: seconds in a second that a thread waited for a core."""
+        others = self.others + 1 if (share < _FREE if self.shared else share > _SHARED) else 0
+        turns = others == (_PATIENCE if self.shared else _NOTICE)
+        return Sharing(not self.shared) if turns else Sharing(self.shared, others)
 
 
 class Idle:
     """A team of OpenMP's threads that does nothing. It lives as long as the thread that made it."""
 
-    def __init__(self, library: ctypes.CDLL, team: int) -> None:
-        self._library, self._team = library, team
+    def __init__(self, libraries: Sequence[ctypes.CDLL], team: int) -> None:
+        self._libraries, self._team = libraries, team
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
 
     def be(self, *, there: bool) -> None:
-        """Make it, or end it."""
-        if there and self._thread is None:
+        """Make it, or end it. It is not made where threads are scarce: OpenMP would end the process."""
+        if there and self._thread is None and _can_start(self._team * (len(self._libraries) + 1)):
             self._ended.clear()
-            self._thread = threading.Thread(target=self._live, name="idle team", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._live, name="idle team", daemon=True)
+            thread.start()
+            self._thread = thread
         elif not there and self._thread is not None:
             self._ended.set()
             self._thread.join()
             self._thread = None
 
     def _live(self) -> None:
-        nothing = ctypes.cast(self._library.omp_get_thread_num, ctypes.c_void_p)  # a function that does no harm
-        self._library.GOMP_parallel(nothing, None, ctypes.c_uint(self._team), ctypes.c_uint(0))
+        for library in self._libraries:
+            nothing = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p)  # a function that does no harm
+            library.GOMP_parallel(nothing, None, ctypes.c_uint(self._team), ctypes.c_uint(0))
         self._ended.wait()
+
+
+def _can_start(count: int) -> bool:
+    """Whether so many threads can be there at once."""
+    ended, made = threading.Event(), list[threading.Thread]()
+    try:
+        for _ in range(count):
+            each = threading.Thread(target=ended.wait, daemon=True)
+            each.start()
+            made.append(each)
+    except RuntimeError:
+        return False
+    finally:
+        ended.set()
+        for each in made:
+            each.join()
+    return True
 
 
 def waited(tasks: Path = Path("/proc/self/task")) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import Annotated, NamedTuple, Protocol
 
@@ -68,10 +69,9 @@ class SearchSpec(Spec):
 
         most: what the model can read (Seq2SeqModel.max_length); it bounds every output.
         """
-        # the decimal that was written: 1.15 times 100 is 115, and 114 in binary numbers
-        ratio = Fraction(str(self.max_ratio)).limit_denominator(1_000_000)
-        room = source.valid.sum(1) * ratio.numerator // ratio.denominator + self.max_extra
-        return room.clamp(1, most)
+        ratio = Fraction(str(self.max_ratio))  # the decimal that was written: 1.15 times 100 is 115, and 114 in binary
+        room = [math.floor(length * ratio) + self.max_extra for length in source.valid.sum(1).tolist()]
+        return torch.tensor(room, dtype=torch.int64, device=source.valid.device).clamp(1, most)
 
     def build(self) -> Searcher:
         raise NotImplementedError

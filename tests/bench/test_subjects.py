@@ -104,6 +104,25 @@ def test_how_long_its_sentences_may_be(most, known, longest, limit):
     assert (free.longest, free.source_limit) == (60, None)
 
 
+def test_models_of_ones_own_may_lack_attention_and_name_fields_as_they_like():
+    raw = {
+        "kind": "own",
+        "use_dropout": True,
+        "word_dropout": {"rate": 0.5, "dropout": 0.5},
+        "parts": [{"dropout": 0.5}],
+    }
+    assert subjects._whole(raw) == {
+        "kind": "own", "use_dropout": True, "word_dropout": {"rate": 0.5, "dropout": 0.0}, "parts": [{"dropout": 0.0}],
+    }  # fmt: skip
+
+
+def test_subjects_are_known_by_what_they_are():
+    subject = transformer("tiny", "softmax")
+    assert subject.digest() == subject._replace(name="another").digest()
+    assert subject.digest() != subject._replace(search={"kind": "greedy"}).digest()
+    assert subject.digest() != transformer("tiny", "sparsemax").digest()
+
+
 def test_outputs_are_no_longer_than_the_model_can_make():
     subject = transformer("tiny", "softmax")
     short = subject._replace(model={**subject.model, "max_length": 3})

@@ -438,7 +438,8 @@ def test_the_cells_of_a_spec_are_timed(invoke):
     training, decoding = document["sections"]
     assert training["title"] == "training of the cells of a spec, target tokens"
     assert decoding["title"] == "decoding by the cells of a spec, tokens of the best outputs"
-    for section, group in ((training, "own.yaml"), (decoding, "own.yaml, 16 x 10")):
+    whole = "own.yaml, up to 10 tokens"
+    for section, group in ((training, whole), (decoding, f"{whole}, 16 x 10")):
         assert [(each["group"], each["name"]) for each in section["timings"]] == [
             (group, "softmax"), (group, "sparsemax"),
         ]  # fmt: skip
@@ -467,11 +468,44 @@ def test_cells_are_compared_with_what_they_were(invoke, monkeypatch):
     scale(document, 1e9)
     path.write_text(json.dumps(document))
     said = invoke("speed", "train", *OF_SPEC, "--compare", str(path), code=1).stderr
-    assert "fell: training of the cells of a spec, target tokens: sparsemax (own.yaml)" in said
+    assert "fell: training of the cells of a spec, target tokens: sparsemax (own.yaml, up to 10 tokens)" in said
     monkeypatch.setattr(plans, "measure", lambda *given, **more: pytest.fail("timed"))
     Path("other.yaml").write_text(SPEC)
     said = invoke("speed", "train", "--spec", "other.yaml", *OF_SPEC[2:], "--compare", str(path), code=2).stderr
     assert "no figure in common" in said
+    compared = ("speed", "train", *OF_SPEC, "--compare", str(path))
+    said = invoke(*compared, "--set", "model.width=16", code=2).stderr
+    assert "these cells are not those of the earlier measurement: 'softmax' was another model, or trained other" in said
+    axis = "model.attention.cross.transform=sparsemax,softmax"
+    assert "the first cell was 'softmax'; measure both alike" in invoke(*compared, "--axis", axis, code=2).stderr
+
+
+def test_labels_are_shown_as_they_are(invoke):
+    labels = "[{label: 'soft [/old]', kind: softmax}, {label: 'sparse [wide], all', kind: sparsemax}]"
+    Path("a, b.yaml").write_text(SPEC.replace("[softmax, sparsemax]", labels))
+    given = ("speed", "train", "--spec", "a, b.yaml", *OF_SPEC[2:])
+    shown = invoke(*given, "--out", "found").stdout
+    assert "soft [/old]" in shown
+    assert "sparse [wide], all" in shown
+    invoke(*given, "--compare", "found/speed.json", "--tolerance", "1")
+
+
+def test_cells_that_are_alike_in_all_that_is_timed_are_timed_once(caplog):
+    Path("own.yaml").write_text(SPEC)
+    found = cells_of(Path("own.yaml"), [], ["train.accumulate=1,8"])
+    assert [each.name for each in found] == ["softmax accumulate-1", "sparsemax accumulate-1"]
+    assert "'softmax accumulate-8' is timed as 'softmax accumulate-1': nothing that is timed differs" in caplog.text
+
+
+def test_cells_of_several_lengths_stand_apart(invoke):
+    Path("own.yaml").write_text(SPEC)
+    options = ("--axis", "task.dataset.longest=5,9", "--json")
+    document = json.loads(invoke("speed", "decode", *OF_SPEC, *options).stdout)
+    (section,) = document["sections"]
+    groups = [each["group"] for each in section["timings"]]
+    assert groups == [f"own.yaml, up to {most} tokens, 16 x {most}" for most in (6, 6, 10, 10)]
+    assert section["baseline"] == ["softmax longest-5", "softmax longest-9"]
+    assert [each["relative"] is None for each in section["timings"]] == [False] * 4
 
 
 @pytest.mark.parametrize(("given", "said"), [
