@@ -6,8 +6,8 @@ would need. Spinning less is no cure for all times: on idle cores it makes steps
 OpenMP itself spins 300 times less while a process has more of its threads than there are cores (GOMP_SPINCOUNT in its
 manual); a team that does nothing sees to that as long as others use the cores, and no longer.
 
-Measured beside one busy process, two threads on two cores of AVX2: updates 1.3 to 2.1 times as fast, small ones more,
-searches 2.1 to 3.0 times; on idle cores 0.92 to 1.12 times, which is noise (experiments/speed/beside_others.py).
+Measured beside one busy process, two threads on two cores of AVX2: updates 1.3 and 1.8 times as fast, small ones more,
+searches 2.1 and 3.6 times; on idle cores 1.00 to 1.05 times, which is noise (experiments/speed/beside_others.py).
 """
 
 from __future__ import annotations
