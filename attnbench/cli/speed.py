@@ -39,7 +39,7 @@ def speed(
     what: Annotated[
         What | None, typer.Argument(help="What to time; ops: transforms and attention. Left out: ops, train, decode.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller cases: two minutes instead of many.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer, smaller cases: two minutes instead of many.")] = False,
     size: Annotated[
         str | None,
         typer.Option(
