@@ -97,18 +97,18 @@ class Subject(NamedTuple):
         if defined and isinstance(raw.get("attention"), Mapping):
             raw["attention"] = {site: _dense(given) for site, given in raw["attention"].items()}
         torch.manual_seed(0)
-        return models.parse(raw if dropout else _whole(raw)).build(self.sizes).to(device)
+        return models.parse(raw if dropout else _without_dropout(raw)).build(self.sizes).to(device)
 
 
 def _dense(site: Any) -> Any:
     return {**site, "backend": "dense"} if isinstance(site, Mapping) and "transform" in site else site
 
 
-def _whole(raw: Any) -> Any:
+def _without_dropout(raw: Any) -> Any:
     """The same without dropout, wherever it stands."""
     if isinstance(raw, Mapping):
-        return {key: 0.0 if _drops(key, value) else _whole(value) for key, value in raw.items()}
-    return [_whole(each) for each in raw] if isinstance(raw, list) else raw
+        return {key: 0.0 if _drops(key, value) else _without_dropout(value) for key, value in raw.items()}
+    return [_without_dropout(each) for each in raw] if isinstance(raw, list) else raw
 
 
 def _drops(key: str, value: Any) -> bool:

@@ -44,7 +44,8 @@ def speed(
         str | None,
         typer.Option(
             "--size",
-            help="Of models: tiny, mini (two layers), iwslt, base; with commas. Left out: mini,iwslt; --quick: tiny.",
+            help="Of Transformers: tiny, mini (two layers), iwslt, base; with commas. Left out: mini,iwslt (--quick: "
+            "tiny) and models of every kind.",
         ),
     ] = None,
     only: Annotated[

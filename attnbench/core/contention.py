@@ -2,7 +2,7 @@
 
 A thread of GNU's OpenMP, which torch brings on Linux, spins for milliseconds before it sleeps. Where another program
 takes a core, the scheduler puts two threads of a loop on the same one, and the first spins in the time that the second
-would need. Spinning less is no cure for all times: on idle cores it makes steps of decoding up to 1.6 times as long.
+would need. Spinning less at all times is no cure: on idle cores it makes steps of decoding longer.
 OpenMP itself spins 300 times less while a process has more of its threads than there are cores (GOMP_SPINCOUNT in its
 manual); a team that does nothing sees to that as long as others use the cores, and no longer.
 
@@ -36,6 +36,8 @@ _NOTICE, _PATIENCE = 2, 10
 """Looks in a row with others before they are believed, and without before threads spin again."""
 _MOST = 8
 """Threads of the team that does nothing, at most: threads that compute on fewer cores than there are have others."""
+
+_TOLD = "other programs use the same processor cores: what is timed now is slower than on idle ones"
 
 
 @dataclass
@@ -96,9 +98,7 @@ def _watch(idle: Idle | None, found: Shared, ended: threading.Event, tell: Calla
                 first, found.seconds = not found.seconds, (found.seconds or 0.0) + at - then
                 if first:
                     with suppress(Exception):  # as where nobody listens any more: the watch goes on
-                        tell(
-                            "other programs use the same processor cores: what is timed now is slower than on idle ones"
-                        )
+                        tell(_TOLD)
             before, then = now, at
             if idle is not None:
                 idle.be(there=state.shared)

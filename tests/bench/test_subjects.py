@@ -111,7 +111,7 @@ def test_models_of_ones_own_may_lack_attention_and_name_fields_as_they_like():
         "word_dropout": {"rate": 0.5, "dropout": 0.5},
         "parts": [{"dropout": 0.5}],
     }
-    assert subjects._whole(raw) == {
+    assert subjects._without_dropout(raw) == {
         "kind": "own", "use_dropout": True, "word_dropout": {"rate": 0.5, "dropout": 0.0}, "parts": [{"dropout": 0.0}],
     }  # fmt: skip
 
