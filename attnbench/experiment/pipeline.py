@@ -119,6 +119,8 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     done = checkpoint_steps(run.checkpoints)
     data = task.adapt(model, data, derive(spec.seed, "adapt"), fresh=not done)
     attempts = run.environment({**environment(runtime), "jobs": place.jobs}, done[-1] if done else 0)
+    if done:
+        listen({"event": f"goes on from step {done[-1]}"})
     others = dict.fromkeys(each for before in attempts[:-1] for each in changed_arithmetic(before, attempts[-1]))
     if others:
         listen(

@@ -199,7 +199,8 @@ def test_a_resumed_cell_keeps_each_environment(bench: Any, monkeypatch: pytest.M
     made = iter([{"commit": "one", "dirty": True}, {"commit": "two", "dirty": False}])
     monkeypatch.setitem(run_cell.__globals__, "environment", lambda _: next(made))
     cut_off(bench, monkeypatch)
-    folder, result, _ = finish(bench, bench.experiment())
+    folder, result, heard = finish(bench, bench.experiment())
+    assert heard[0] == {"event": "goes on from step 4"}
     assert [(attempt["from_step"], attempt["commit"]) for attempt in environments(folder / "env.json")] == [
         (0, "one"), (4, "two"),
     ]  # fmt: skip
