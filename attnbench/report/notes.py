@@ -23,6 +23,8 @@ _LOSSLESS = 99.5
 """BLEU that perfect outputs have where tokenisation can be undone but for some quotation marks."""
 _NOTICED = 0.1
 """Part of a cell's time in which others used its cores, from which on a table says so."""
+_CUT = 0.05
+"""Part of a split's outputs that the search cut off, above which a table says so."""
 _ATTENTION = "model.attention"
 """An axis below it may speak of several sites at once (`all`, `site`, `budget`)."""
 
@@ -41,6 +43,7 @@ def notes(experiment: Experiment, rows: Sequence[Row], view: View, ranks: Ranks,
         *_apart(rows, view),
         *_legend(rows, view, ranks),
         *_scores(rows, view),
+        *_cut_off(done, view),
         *compared.notes,
         *_origin(done),
         *(_speeds(done) if _shows_speeds(view) else []),
@@ -219,6 +222,21 @@ def _scores(rows: Sequence[Row], view: View) -> list[str]:
     if samples and "attended" not in view.omit:
         of = f"{_list(samples)} {units(rows)[1]}"
         lines.append(f"attended: positions with weight above 0, mean over the queries of {of} of the validation set")
+    return lines
+
+
+def _cut_off(done: Sequence[Cell], view: View) -> list[str]:
+    """Cells of whose outputs many have no end: scores of these tell of the limit, too."""
+    lines = []
+    for split in dict.fromkeys(metric.split("/")[0] for metric in (*view.values, *view.extra) if "/" in metric):
+        found = []
+        for cell in done:
+            cut, count = cell.metrics.get(f"{split}/unfinished", 0.0), cell.samples.get(split, 0)
+            if count and cut > _CUT * count:
+                found.append(f"{cell.label}, seed {cell.seed}: {cut / count:.0%}")
+        if found:
+            more = f"; {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+            lines.append(f"{split}: outputs cut off at the limit of the search: {'; '.join(found[:SHOWN])}{more}")
     return lines
 
 
