@@ -231,9 +231,10 @@ def _cut_off(done: Sequence[Cell], view: View) -> list[str]:
     for split in dict.fromkeys(metric.split("/")[0] for metric in (*view.values, *view.extra) if "/" in metric):
         found = []
         for cell in done:
-            cut, count = cell.metrics.get(f"{split}/unfinished", 0.0), cell.samples.get(split, 0)
-            if count and cut > _CUT * count:
-                found.append(f"{cell.label}, seed {cell.seed}: {cut / count:.0%}")
+            outputs = cell.samples.get(f"{split}/blocks", cell.samples.get(split, 0))  # of documents, a block is one
+            cut = cell.metrics.get(f"{split}/unfinished", 0.0)
+            if outputs and cut > _CUT * outputs:
+                found.append(f"{cell.label}, seed {cell.seed}: {cut / outputs:.0%}")
         if found:
             more = f"; {len(found) - SHOWN} more" if len(found) > SHOWN else ""
             lines.append(f"{split}: outputs cut off at the limit of the search: {'; '.join(found[:SHOWN])}{more}")

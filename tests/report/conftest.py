@@ -39,10 +39,10 @@ class RunFolder:
         weights: Sequence[int] = (1000,),
         against: str | None = None,
         task: str | None = None,
-        sentences: int = 3,
+        samples: Mapping[str, int] | None = None,
     ) -> Path:
         """A cell; with `bleu` it is done. weights: the checkpoints that were scored; none: it has no scores. against:
-        the hash of its references. task: of its spec, in YAML. sentences: of its test set."""
+        the hash of its references. task: of its spec, in YAML. samples: what its scores are of."""
         name = f"{label}-s{seed}"
         folder = self.root / "cells" / name
         axes = dict(axes or {})
@@ -62,7 +62,7 @@ class RunFolder:
             "weights": list(weights),
             "metrics": {**({"test/bleu": bleu} if weights else {}), **(metrics or {})},
             "signatures": {"test/bleu": signature} if weights else {},
-            "samples": {"test": sentences, "attended": 256},
+            "samples": {"test": 3, "attended": 256, **(samples or {})},
             **({"references": {"test": against}} if against else {}),
             "data": {"folder": f"corpus/{data}", "content_sha256": "f" * 64},
             "commit": "0123456789abcdef",

@@ -592,11 +592,12 @@ def test_what_a_perfect_output_would_have_is_told_where_it_is_less_than_all(run_
     assert ("- test BLEU 13a: an output equal to its reference has 79.38, as its words" in page) is told
 
 
+@pytest.mark.parametrize("samples", [{"test": 600}, {"test": 3000, "test/blocks": 600}])
 @pytest.mark.parametrize(("cut", "told"), [(30, False), (31, True)])
-def test_outputs_that_were_cut_off_are_told_where_they_are_many(run_folder, cut, told):
+def test_outputs_that_were_cut_off_are_told_where_they_are_many(run_folder, cut, told, samples):
     run = run_folder()
     for label, count in (("a", cut), ("b", 0)):
-        run.add(label, 1, 30.0, metrics={"test/unfinished": count, "valid/unfinished": 600}, sentences=600)
+        run.add(label, 1, 30.0, metrics={"test/unfinished": count, "valid/unfinished": 600}, samples=samples)
     page = render(run.grid(), "md")
     assert ("- test: outputs cut off at the limit of the search: a, seed 1: 5%\n" in page) is told
     assert ("cut off" in page) is told
