@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from attnbench.core import measured, native, packed_steps, products, quantization
-from attnbench.core.packed_steps import PackedSteps
+from attnbench.core.packed_steps import PackedSteps, PackedWindow
 
 Quantization = Literal["int8"]
 """Whole numbers that operands of products are rounded to: core/quantization.py."""
@@ -138,18 +138,21 @@ def chosen(dtype: torch.dtype) -> tuple[str, float | None]:
 
 
 class Compiled(NamedTuple):
-    """A layer as code compiled here multiplies by it."""
+    """A layer, or a convolution over all that it sees at once, as code compiled here multiplies by it."""
 
     weight: products.PackedWeight
     bias: Float[Tensor, "N"] | None
 
 
-def compiled(layer: nn.Linear) -> Compiled | None:
-    """What a packed layer multiplies by; None where it is not packed, or not by code compiled here."""
+def compiled(layer: nn.Module) -> Compiled | None:
+    """What a packed linear layer or convolution multiplies by; None where it is not packed, or not by code compiled
+    here."""
     held = _packed_in(layer)
-    if not isinstance(held, _Packed) or not isinstance(held.product, _Own):
-        return None
-    return Compiled(held.product.weight, held.product.bias)
+    if isinstance(held, _Packed):
+        product: Any = held.product
+    else:
+        product = held.product() if isinstance(held, PackedWindow) else None
+    return Compiled(product.weight, product.bias) if isinstance(product, _Own) else None
 
 
 def serves(dtype: torch.dtype) -> bool:

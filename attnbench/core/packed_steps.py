@@ -47,7 +47,7 @@ def stand_in(layer: nn.Module, dtype: torch.dtype, pack: Pack) -> PackedSteps | 
     if "forward" in vars(layer) or not _are_plain(layer.parameters()):
         return None
     if isinstance(layer, Window):  # whose finish is not that of a more special forward
-        return None if is_outdated(type(layer), "finish", "forward") else _PackedWindow(layer, dtype, pack)
+        return None if is_outdated(type(layer), "finish", "forward") else PackedWindow(layer, dtype, pack)
     if not isinstance(layer, nn.RNNBase) or type(layer) not in (nn.LSTM, nn.GRU):  # parametrised ones are of another
         return None
     if layer.bidirectional or layer.proj_size or not layer.batch_first or not layer.bias:
@@ -79,6 +79,9 @@ class PackedSteps(ABC):
     def _ready(self, states: Tensor) -> bool:
         """Whether the packed weights, which are made now if need be, multiply this; others may stand in the layer for a
         call (torch.func.functional_call)."""
+        return self._made() and self._packed[0].takes(states)
+
+    def _made(self) -> bool:
         now = list(self.layer.parameters())
         if len(now) != len(self._weights) or any(
             one is not other for one, other in zip(now, self._weights, strict=True)
@@ -86,7 +89,7 @@ class PackedSteps(ABC):
             return False
         if not self._packed:
             self._packed = self._products()
-        return self._packed[0].takes(states)
+        return True
 
     def _reads(self, *given: Tensor) -> bool:
         wanted = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
@@ -105,7 +108,11 @@ class PackedSteps(ABC):
     def _step(self, *given: Any) -> Any: ...
 
 
-class _PackedWindow(PackedSteps):
+class PackedWindow(PackedSteps):
+    def product(self) -> Any:
+        """What multiplies the numbers that it sees at once; None where other weights stand in the layer."""
+        return self._packed[0] if self._made() else None
+
     def _products(self) -> list[Any]:
         return [self._pack(*(each.detach() for each in self.layer.flat()))]
 

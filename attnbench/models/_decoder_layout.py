@@ -1,54 +1,40 @@
-"""What _decoder_step.cpp reads, as it lies there, and which tensors it can read."""
+"""What compiled steps of decoders share (_decoder.hpp), as it lies there: linear layers, attentions, embeddings."""
 
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnbench.attention.backends import few
-from attnbench.attention.modules.base import Attention
 from attnbench.attention.modules.multihead import MultiHead
+from attnbench.attention.modules.single_head import SingleHead
 from attnbench.attention.transforms import _rows
-from attnbench.core import native, products
+from attnbench.core import hooks, native, packed, products
+from attnbench.core.packed_steps import Window
 
-SOURCE = Path(__file__).with_name("_decoder_step.cpp")
+Weights = Mapping[nn.Module, packed.Compiled]
+"""What code compiled here has packed of a decoder: linear layers and convolutions."""
 
 
 class Linear(ctypes.Structure):
     _fields_ = (("product", ctypes.c_void_p), ("weight", products.Packed), ("bias", ctypes.c_void_p))
 
 
-class Norm(ctypes.Structure):
-    _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("epsilon", ctypes.c_float))
-
-
 class Site(ctypes.Structure):
     _fields_ = (
-        ("query", Linear), ("context", Linear), ("attend", ctypes.c_void_p), ("forward", ctypes.c_void_p),
-        ("transform", _rows.Transform), ("scale", ctypes.c_float),
+        ("query", Linear), ("context", Linear), ("heads", ctypes.c_int64), ("attend", ctypes.c_void_p),
+        ("forward", ctypes.c_void_p), ("transform", _rows.Transform), ("scale", ctypes.c_float),
     )  # fmt: skip
 
 
-class Layer(ctypes.Structure):
+class Held(ctypes.Structure):
     _fields_ = (
-        ("width", ctypes.c_int64), ("heads", ctypes.c_int64), ("pre_norm", ctypes.c_int), ("norms", Norm * 3),
-        ("own", Site), ("source", Site), ("memory", Linear), ("expand", Linear), ("contract", Linear),
-    )  # fmt: skip
-
-
-class Step(ctypes.Structure):
-    _fields_ = (
-        ("rows", ctypes.c_int64), ("beams", ctypes.c_int64), ("filled", ctypes.c_int64),
-        ("keys", few.Rows), ("values", few.Rows), ("own_keys", few.Rows), ("own_values", few.Rows),
-        ("own", ctypes.c_int64), ("own_listed", few.Listed), ("keep", _rows.Strided),
-        ("source_keys", few.Rows), ("source_values", few.Rows), ("positions", ctypes.c_int64),
-        ("source_listed", few.Listed), ("valid", _rows.Strided), ("states", ctypes.c_void_p),
-        ("queries", ctypes.c_void_p), ("context", ctypes.c_void_p), ("room", ctypes.c_void_p),
-        ("branch", ctypes.c_void_p), ("scores", ctypes.c_void_p), ("weights", ctypes.c_void_p),
+        ("keys", few.Rows), ("values", few.Rows), ("positions", ctypes.c_int64), ("listed", few.Listed),
+        ("keep", _rows.Strided), ("valid", _rows.Strided),
     )  # fmt: skip
 
 
@@ -59,30 +45,42 @@ class Embeddings(ctypes.Structure):
     )  # fmt: skip
 
 
-class Output(ctypes.Structure):
-    _fields_ = (("norm", ctypes.POINTER(Norm)), ("linear", Linear))
+def linear(of: packed.Compiled) -> Linear:
+    """A packed layer, or a convolution over what it sees at once; its weight must live as long."""
+    weight, bias = of
+    return Linear(products.address(weight.dtype), weight.read(), None if bias is None else bias.data_ptr())
 
 
-class Sites(NamedTuple):
-    """The attentions of a layer, and whether compiled code knows them."""
+def site(of: nn.Module, weights: Weights, held: list[Any]) -> tuple[Site, bool]:
+    """An attention, and whether compiled code attends in its place. held: takes up what must live as long."""
+    query, context = Linear(), Linear()  # which leave as they are what goes through them
+    if type(of) is MultiHead:
+        query, context = linear(weights[of.project_query]), linear(weights[of.project_context])
+    elif type(of) is not SingleHead:
+        return Site(), False
+    known = of.few_transform
+    if known is None:
+        return Site(query, context, of.heads), False
+    scores = torch.empty(2, of.heads, 2, 1, dtype=torch.float32, device="cpu")  # any rows and queries: strides of 0
+    transform, kept = _rows.read(known, scores)
+    held.append(kept)
+    return Site(query, context, of.heads, few.address(), _rows.address(), transform, of.score.scale), True
 
-    attention: MultiHead
-    compiled: bool
-    cross: Attention
-    cross_compiled: bool
+
+def embeddings(table: nn.Embedding, positions: Tensor, scale: float, held: list[Any]) -> Embeddings:
+    """held: takes up what must live as long."""
+    held += [table.weight.detach(), positions.detach()]  # the same numbers, whatever becomes of the layer
+    return Embeddings(
+        table.weight.data_ptr(), len(table.weight), table.weight.stride(0), scale, positions.data_ptr(),
+        positions.stride(0), table.embedding_dim,
+    )  # fmt: skip
 
 
-class Given(NamedTuple):
-    """What compiled code reads. inner: the widest of what a layer makes. dtype: of packed weights. packings: what
-    layers hold, and what packs their weights there. held: what must live as long."""
-
-    embeddings: Embeddings
-    layers: ctypes.Array[Layer]
-    output: Output
-    inner: int
-    dtype: torch.dtype
-    packings: list[tuple[dict[str, Any], Any]]
-    held: list[Any]
+def is_bare(part: nn.Module) -> bool:
+    """Whether nothing but what its class says happens in it, but that its weights may be packed."""
+    if part.training or hooks.are_on(part, hooks.FORWARD):
+        return False
+    return "forward" not in vars(part) or isinstance(part, (nn.Linear, Window))
 
 
 def fit(*tensors: Tensor | None) -> bool:

@@ -7,33 +7,18 @@
 #include <cstdint>
 #include <cstring>
 
-#include "../attention/backends/_few.hpp"
-#include "../core/_products.hpp"
+#include "_decoder.hpp"
 
 namespace {
 
-constexpr int64_t SERIAL = 1 << 14;  // numbers up to here are one thread's work
-
 enum Stage { ASK, ATTEND, ASK_SOURCE, ATTEND_SOURCE, FINISH };
 
-struct Linear {
-    Product product;  // null: what is given goes on as it is
-    Packed weight;
-    const float* bias;  // may be null
-};
 struct Norm {
     const float *weight, *bias;
     float epsilon;
 };
-struct Site {
-    Linear query, context;
-    Attend attend;
-    Forward forward;
-    Transform transform;
-    float scale;
-};
 struct Layer {
-    int64_t width, heads;
+    int64_t width;
     int pre_norm;    // whether norms stand before sublayers, or after them
     Norm norms[3];   // of own attention, attention over the source, feed-forward
     Site own, source;
@@ -41,13 +26,6 @@ struct Layer {
     Linear expand, contract;
 };
 
-struct Embeddings {  // what tokens are embedded with; so many numbers from one row of a table to the next
-    const float* table;
-    int64_t count, row;
-    float scale;
-    const float* positions;
-    int64_t position, width;
-};
 struct Output {
     const Norm* norm;  // null: none
     Linear linear;
@@ -57,14 +35,7 @@ struct Step {
     int64_t rows, beams;         // `beams` rows a source
     int64_t filled;              // of the cache, before this step
     Rows keys, values;           // the cache,
-    Rows own_keys, own_values;   // and what of it is attended,
-    int64_t own;                 // so many positions,
-    Listed own_listed;           // which they are,
-    Strided keep;                // and which of them whatever their scores
-    Rows source_keys, source_values;
-    int64_t positions;           // of the source, as many as are attended,
-    Listed source_listed;        // which they are,
-    Strided valid;               // and whether they hold anything
+    Held own, source;            // what of it is attended, and what of the source
     float* states;               // rows x width, which go in and come out,
     float *queries, *context;      // rows x width: queries, and what they receive
     float *room, *branch, *scores, *weights;  // rows x the widest inner, rows x width, and as `Attention` has them
@@ -89,11 +60,8 @@ struct Run {
 
     int64_t size() const { return step.rows * layer.width; }
 
-    // Where they go, unless they go on as they are.
     const float* through(const Linear& linear, const float* from, float* to) const {
-        if (!linear.product) return from;
-        linear.product(from, linear.weight.inputs, &linear.weight, linear.bias, to, step.rows, threads);
-        return to;
+        return linear(from, to, step.rows, threads);
     }
 
     // Adds `branch`, unless it is null, to the states; writes their norm, unless there is none, to `to`.
@@ -121,29 +89,21 @@ struct Run {
 
     // Keys and values of the new position go to the cache.
     void append(const float* made) const {
-        const int64_t width = layer.width, head = width / layer.heads;
+        const int64_t width = layer.width, head = width / layer.own.heads;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && size() > SERIAL)
-        for (int64_t row = 0; row < step.rows * layer.heads; ++row) {
-            const float* from = made + row / layer.heads * 2 * width + row % layer.heads * head;
+        for (int64_t row = 0; row < step.rows * layer.own.heads; ++row) {
+            const float* from = made + row / layer.own.heads * 2 * width + row % layer.own.heads * head;
             auto put = [&](const Rows& held, const float* what) {
-                std::memcpy(held.row(row, layer.heads) + step.filled * held.position, what, head * sizeof(float));
+                std::memcpy(held.row(row, layer.own.heads) + step.filled * held.position, what, head * sizeof(float));
             };
             put(step.keys, from);
             put(step.values, from + width);
         }
     }
 
-    int attend(const Site& site, const Rows& keys, const Rows& values, int64_t count, int64_t queries,
-               const Listed& listed, const Strided& keep, const Strided& valid) const {
-        const int64_t width = layer.width, head = width / layer.heads;
-        const Rows asked = {step.queries, queries * width, head, width};
-        const Rows out = {step.context, queries * width, head, width};
-        const Sizes sizes = {step.rows / queries * layer.heads, layer.heads, queries, count, head};
-        Transform transform = site.transform;
-        transform.keep = keep;
-        const Attention given = {asked,     keys,  values, out,          sizes,       head,        site.scale,
-                                 transform, valid, listed, site.forward, step.scores, step.weights};
-        return site.attend(&given, threads);
+    int attended(const Site& site, const Held& held, int64_t asking) const {
+        return attend(site, held, step.queries, step.context, step.rows, asking, layer.width, step.scores, step.weights,
+                      threads);
     }
 
     void ask(const Site& site, const float* states) const {
@@ -160,12 +120,9 @@ struct Run {
                 ask(layer.own, states);
                 return 0;
             }
-            case ATTEND: return attend(layer.own, step.own_keys, step.own_values, step.own, 1, step.own_listed, step.keep, {});
+            case ATTEND: return attended(layer.own, step.own, 1);
             case ASK_SOURCE: ask(layer.source, next(through(layer.own.context, step.context, step.room), 1)); return 0;
-            case ATTEND_SOURCE:
-                return attend(
-                    layer.source, step.source_keys, step.source_values, step.positions, step.beams, step.source_listed, {},
-                    step.valid);
+            case ATTEND_SOURCE: return attended(layer.source, step.source, step.beams);
             case FINISH: {
                 const float* states = next(through(layer.source.context, step.context, step.room), 2);
                 float* inner = step.room;
@@ -186,14 +143,7 @@ struct Run {
 // The embeddings of tokens that stand at position `at`. Not 0 where one of them has none.
 extern "C" int attnbench_decoder_embed(
     const Embeddings* of, const int64_t* tokens, int64_t rows, int64_t at, float* states) {
-    const float* position = of->positions + at * of->position;
-    for (int64_t r = 0; r < rows; ++r) {
-        if (tokens[r] < 0 || tokens[r] >= of->count) return 1;
-        const float* from = of->table + tokens[r] * of->row;
-        float* to = states + r * of->width;
-        for (int64_t i = 0; i < of->width; ++i) to[i] = from[i] * of->scale + position[i];
-    }
-    return 0;
+    return (*of)(tokens, rows, at, states);
 }
 
 // The stages from `first` to `last` of so many layers, one after the other. Not 0 where there is no memory.

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from attnbench.attention.backends import few
-from attnbench.attention.modules.base import Attention
 from attnbench.attention.modules.multihead import MultiHead
 from attnbench.attention.scores.base import Score
-from attnbench.attention.transforms import _rows
-from attnbench.core import hooks, native, packed, products
+from attnbench.core import hooks, native, packed
 from attnbench.core.dropout import Dropout
 from attnbench.models import _decoder_layout as layout
+from attnbench.models import decoder_step as step
 from attnbench.models.decoder_step import CompiledDecoder
 from attnbench.models.layers import Embedding, FeedForward, Residual
 
@@ -36,9 +34,9 @@ def compile_decoder(
     linears = [each for each in parts if isinstance(each, nn.Linear)]
     weights = {each: found for each in linears if (found := packed.compiled(each)) is not None}
     dtypes = {each.weight.dtype for each in weights.values()}
-    if len(weights) < len(set(linears)) or len(dtypes) != 1 or not all(map(_is_bare, parts)):
+    if len(weights) < len(set(linears)) or len(dtypes) != 1 or not all(map(layout.is_bare, parts)):
         return None
-    if output not in weights or native.load(layout.SOURCE) is None:
+    if output not in weights or native.load(step.SOURCE) is None:
         return None
     table, places = embedding.table, embedding.positions
     known = type(embedding) is Embedding and type(table) is nn.Embedding and table.max_norm is None
@@ -46,7 +44,7 @@ def compile_decoder(
         return None
     if not (type(norm) is nn.Identity or _is_known_norm(norm)):
         return None
-    held: list[Any] = [weights, table.weight.detach(), places.detach()]
+    held: list[Any] = [weights]
     sites, given = [], []
     for layer in layers:
         own = layer.attention
@@ -55,26 +53,16 @@ def compile_decoder(
         site, compiled = _compiled(layer, own, weights, held)
         sites.append(site)
         given.append(compiled)
-    embeddings = layout.Embeddings(
-        table.weight.data_ptr(), len(table.weight), table.weight.stride(0), embedding.width**0.5, places.data_ptr(),
-        places.stride(0), embedding.width,
-    )  # fmt: skip
+    embeddings = layout.embeddings(table, places, embedding.width**0.5, held)
     last = ctypes.pointer(_norm(norm, held)) if isinstance(norm, nn.LayerNorm) else None
     inner = max(2 * embedding.width, *(each.expand.weight.outputs for each in given))
-    return CompiledDecoder(embedding, sites, layout.Given(
-        embeddings, (layout.Layer * len(given))(*given), layout.Output(last, _linear(weights[output])), inner,
+    return CompiledDecoder(embedding, sites, step.Given(
+        embeddings, (step.Layer * len(given))(*given), step.Output(last, layout.linear(weights[output])), inner,
         dtypes.pop(), [(vars(each), vars(each)["forward"]) for each in weights], held,
     ))  # fmt: skip
 
 
-def _is_bare(part: nn.Module) -> bool:
-    """Whether nothing but what its class says happens in it, but that its weights may be packed."""
-    if part.training or hooks.are_on(part, hooks.FORWARD):
-        return False
-    return "forward" not in vars(part) or isinstance(part, nn.Linear)
-
-
-def _is_known(layer: DecoderLayer, own: MultiHead, weights: Mapping[nn.Linear, packed.Compiled]) -> bool:
+def _is_known(layer: DecoderLayer, own: MultiHead, weights: layout.Weights) -> bool:
     """Whether the definition does what compiled code would do."""
     forward, residuals, cross = layer.feed_forward, _residuals(layer), layer.cross
     linears = [own.project_query, own.project_memory, own.project_context]
@@ -82,7 +70,7 @@ def _is_known(layer: DecoderLayer, own: MultiHead, weights: Mapping[nn.Linear, p
         return False
     if type(cross) is MultiHead:
         linears += [cross.project_query, cross.project_context]
-        if (cross.heads, cross.context_width) != (own.heads, own.context_width):
+        if cross.context_width != own.context_width:
             return False
     if any(each not in weights for each in (*linears, forward.expand, forward.contract)):
         return False
@@ -97,40 +85,23 @@ def _is_known_norm(norm: nn.Module) -> bool:
 
 
 def _compiled(
-    layer: DecoderLayer, own: MultiHead, weights: Mapping[nn.Linear, packed.Compiled], held: list[Any]
-) -> tuple[layout.Sites, layout.Layer]:
+    layer: DecoderLayer, own: MultiHead, weights: layout.Weights, held: list[Any]
+) -> tuple[step.Sites, step.Layer]:
     """held: takes up what must live as long."""
 
-    def site(of: Attention) -> tuple[layout.Site, bool]:
-        if type(of) is not MultiHead:
-            return layout.Site(), False  # it is given the states as they are
-        query, context = _linear(weights[of.project_query]), _linear(weights[of.project_context])
-        known = of.few_transform
-        if known is None:
-            return layout.Site(query, context), False
-        scores = torch.empty(2, of.heads, 2, 1, dtype=torch.float32, device="cpu")  # any rows and queries: strides of 0
-        transform, kept = _rows.read(known, scores)
-        held.append(kept)
-        return layout.Site(query, context, few.address(), _rows.address(), transform, of.score.scale), True
-
     forward, residuals = layer.feed_forward, _residuals(layer)
-    own_site, own_compiled = site(own)
-    source_site, source_compiled = site(layer.cross)
-    norms = (layout.Norm * 3)(*(_norm(each.norm, held) for each in residuals))
-    return layout.Sites(own, own_compiled, layer.cross, source_compiled), layout.Layer(
-        own.context_width, own.heads, residuals[0].before, norms, own_site, source_site,
-        *(_linear(weights[each]) for each in (own.project_memory, forward.expand, forward.contract)),
+    own_site, own_compiled = layout.site(own, weights, held)
+    source_site, source_compiled = layout.site(layer.cross, weights, held)
+    norms = (step.Norm * 3)(*(_norm(each.norm, held) for each in residuals))
+    return step.Sites(own, own_compiled, layer.cross, source_compiled), step.Layer(
+        own.context_width, residuals[0].before, norms, own_site, source_site,
+        *(layout.linear(weights[each]) for each in (own.project_memory, forward.expand, forward.contract)),
     )  # fmt: skip
 
 
-def _linear(of: packed.Compiled) -> layout.Linear:
-    weight, bias = of
-    return layout.Linear(products.address(weight.dtype), weight.read(), None if bias is None else bias.data_ptr())
-
-
-def _norm(of: nn.LayerNorm, held: list[Any]) -> layout.Norm:
+def _norm(of: nn.LayerNorm, held: list[Any]) -> step.Norm:
     held.append((of.weight.detach(), of.bias.detach()))  # the same numbers, whatever becomes of the layer
-    return layout.Norm(of.weight.data_ptr(), of.bias.data_ptr(), of.eps)
+    return step.Norm(of.weight.data_ptr(), of.bias.data_ptr(), of.eps)
 
 
 def _residuals(layer: DecoderLayer) -> tuple[Residual, Residual, Residual]:

@@ -15,6 +15,7 @@ from attnbench.attention.spec import AttentionSpec
 from attnbench.attention.types import ROLES, Dims, Memory, Positions
 from attnbench.core.ragged import Ragged
 from attnbench.core.relocate import relocate
+from attnbench.models._decoder_sources import step_positions
 from attnbench.models._parallel import require_parallel
 from attnbench.models.base import (
     Decoded,
@@ -29,7 +30,7 @@ from attnbench.models.base import (
     require_same_shape,
 )
 from attnbench.models.decoder_compile import compile_decoder
-from attnbench.models.decoder_step import CompiledDecoder, step_positions
+from attnbench.models.decoder_step import CompiledDecoder
 from attnbench.models.layers import (
     Embedding,
     FeedForward,

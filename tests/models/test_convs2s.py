@@ -469,8 +469,8 @@ def test_only_a_mean_is_scaled_by_the_length():
 def test_steps_with_packed_weights_are_those_of_the_decoder(fields, monkeypatch):
     model, (source, target) = build(**fields).float(), batch()
     wanted, steps = model.logits(model.decode(model.encode(source), target).hidden), []
-    step = packed_steps._PackedWindow._step
-    monkeypatch.setattr(packed_steps._PackedWindow, "_step", lambda *given: steps.append(1) or step(*given))
+    step = packed_steps.PackedWindow._step
+    monkeypatch.setattr(packed_steps.PackedWindow, "_step", lambda *given: steps.append(1) or step(*given))
     with packed(model):
         memory = model.encode(source)
         state, logits = model.start(memory, target.shape[1]), []
