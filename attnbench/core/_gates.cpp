@@ -9,11 +9,6 @@ namespace {
 
 constexpr int64_t SERIAL = 1 << 13;  // units up to here are one thread's work
 
-// to 3 ulp
-inline float sigmoid(float x) {
-    float small = power(-std::fabs(x)), near = 1 / (1 + small);
-    return x < 0 ? small * near : near;
-}
 // to 2 ulp: near 0 by the polynomial of Cephes (tanhf)
 inline float tangent(float x) {
     float square = x * x;

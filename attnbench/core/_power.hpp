@@ -1,4 +1,4 @@
-// e^x for x <= 0, to 2 ulp: 2^n times a polynomial on what is left.
+// e^x for x <= 0, to 2 ulp: 2^n times a polynomial on what is left; and the sigmoid that it makes.
 
 #pragma once
 
@@ -22,6 +22,12 @@ inline float power(float x) {
     float scale;
     std::memcpy(&scale, &bits, 4);
     return x < -87.3f ? 0.0f : p * scale;
+}
+
+// to 3 ulp
+inline float sigmoid(float x) {
+    float small = power(-std::fabs(x)), near = 1 / (1 + small);
+    return x < 0 ? small * near : near;
 }
 
 }  // namespace

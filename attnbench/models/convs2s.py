@@ -31,6 +31,7 @@ from attnbench.models.base import (
     receive,
     require_same_shape,
 )
+from attnbench.models.convs2s_step import CompiledConvS2S, compile_convs2s
 from attnbench.models.layers import Stack, TieKind, embedding_tables, require_positions
 
 HALF = 0.5**0.5
@@ -116,12 +117,13 @@ class ConvS2SMemory(NamedTuple):
 
 class ConvS2SState(NamedTuple):
     """length: tokens read so far. inputs: the last kernel - 1 inputs of each decoder layer. beams: rows a source.
-    received: if it is tracked."""
+    received: if it is tracked. compiled: the decoder, where that makes steps faster."""
 
     length: int
     inputs: tuple[Float[Tensor, "R N C"], ...]
     beams: int
     received: Float[Tensor, "R S"] | None = None
+    compiled: CompiledConvS2S | None = None
 
 
 class PositionedEmbedding(nn.Module):
@@ -292,8 +294,19 @@ class ConvS2S(Seq2SeqModel):
         return Sentences.of(valid, around)
 
     def _layers(self, memory: ConvS2SMemory) -> list[tuple[GatedConvolution, DecoderAttention, Memory]]:
-        each = len(self.decoder) // len(self.attention)  # all the layers when they share one attention, else 1
-        return list(zip(self.decoder, [*self.attention] * each, memory.cross * each, strict=True))
+        return list(zip(self.decoder, self.attended(), self._memories(memory), strict=True))
+
+    def attended(self) -> list[DecoderAttention]:
+        """The attention of each layer."""
+        return [*self.attention] * self._sharing()
+
+    def _memories(self, memory: ConvS2SMemory) -> tuple[Memory, ...]:
+        """Of each layer."""
+        return memory.cross * self._sharing()
+
+    def _sharing(self) -> int:
+        """All the layers when they share one attention, else 1."""
+        return len(self.decoder) // len(self.attention)
 
     def decode(
         self,
@@ -330,12 +343,30 @@ class ConvS2S(Seq2SeqModel):
     def start(self, memory: ConvS2SMemory, capacity: int, *, track: bool = False) -> ConvS2SState:
         rows = memory.scale.shape[0]
         blank = memory.scale.new_zeros(rows, self.seen, self.expand.out_features)
-        received = memory.scale.new_zeros(rows, 1) if track else None
-        return ConvS2SState(0, (blank,) * len(self.decoder), 1, received)
+        inputs = (blank,) * len(self.decoder)
+        if track:
+            return ConvS2SState(0, inputs, 1, memory.scale.new_zeros(rows, 1))
+        return ConvS2SState(0, inputs, 1, None, self._compiled())
+
+    def _compiled(self) -> CompiledConvS2S | None:
+        """The decoder in compiled code, unless something else decodes."""
+        if type(self).logits is not ConvS2S.logits or "logits" in vars(self):
+            return None
+        kinds = (PositionedEmbedding, [self.target_embedding]), (GatedConvolution, self.decoder)
+        for kind, parts in (*kinds, (DecoderAttention, self.attention)):
+            if any(type(each) is not kind for each in parts):
+                return None
+        return compile_convs2s(self, HALF)
 
     def step(
         self, memory: ConvS2SMemory, state: ConvS2SState, token: Int[Tensor, "R"]
     ) -> tuple[Float[Tensor, "R V"], ConvS2SState]:
+        if state.compiled is not None:
+            memories = self._memories(memory)
+            stepped = state.compiled.step(token, state.length, memories, memory.scale, state.inputs, state.beams)
+            if stepped is not None:
+                logits, inputs = stepped
+                return logits, state._replace(length=state.length + 1, inputs=inputs)
         embedded = self.target_embedding(token[:, None], state.length)
         positions = torch.full((state.beams,), state.length, device=token.device)
         states, inputs, maps = self.expand(embedded), [], []
@@ -350,7 +381,7 @@ class ConvS2S(Seq2SeqModel):
                 maps.append(output.weights)
         hidden = self.dropout(self.contract(states))[:, 0]
         received = receive(state.received, maps)
-        return self.logits(hidden), ConvS2SState(state.length + 1, tuple(inputs), state.beams, received)
+        return self.logits(hidden), state._replace(length=state.length + 1, inputs=tuple(inputs), received=received)
 
 
 def _linear(inputs: int, outputs: int, dropout: float = 0.0) -> nn.Linear:

@@ -32,7 +32,9 @@ def compile_decoder(
         return None
     parts = [each for part in (embedding, *layers, norm, output) for each in part.modules()]
     linears = [each for each in parts if isinstance(each, nn.Linear)]
-    weights = {each: found for each in linears if (found := packed.compiled(each)) is not None}
+    weights: dict[nn.Module, packed.Compiled] = {
+        each: found for each in linears if (found := packed.compiled(each)) is not None
+    }
     dtypes = {each.weight.dtype for each in weights.values()}
     if len(weights) < len(set(linears)) or len(dtypes) != 1 or not all(map(layout.is_bare, parts)):
         return None

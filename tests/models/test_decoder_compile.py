@@ -70,10 +70,6 @@ def _norms_in_two_places(model: Transformer) -> None:
     model.decoder[1].cross_residual.before = True
 
 
-def _heads_of_another_width(model: Transformer) -> None:
-    model.decoder[0].cross.heads = 6
-
-
 def _own_step(model: Transformer) -> None:
     model.decoder[0].step = lambda *given: None
 
@@ -107,7 +103,6 @@ def _a_last_norm(model: Transformer) -> None:
         _bounded_embeddings,
         _other_dropout,
         _norms_in_two_places,
-        _heads_of_another_width,
         _own_step,
         _wrapped_output,
         _wrapped_projection,

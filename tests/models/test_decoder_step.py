@@ -110,6 +110,14 @@ def test_whole_numbers_of_8_bits(monkeypatch, built, source):
     assert (found - wanted).norm() < 1e-2 * wanted.norm()
 
 
+def test_heads_over_the_source_may_be_others(built, source):
+    model = built()
+    model.decoder[0].cross.heads = 6  # beside 3 of its own
+    wanted = stepped(source, model, 2, compiled=False)
+    pack(model)
+    torch.testing.assert_close(stepped(source, model, 2, compiled=True), wanted, rtol=1e-4, atol=1e-5)
+
+
 class Drawn(TopKOutOfWindowSpec):
     """Keeps keys that are drawn for each head, of which a site asks for the first head's."""
 
@@ -315,6 +323,7 @@ def test_a_mask_that_lies_otherwise_in_memory(built, source):
         ("top-k out of window", 1),
         ("top-k, ties by index", 1),
         ("top-k, a part", 1),
+        ("no projections", 1),
         ("slots", 2 * 2),
         ("dense", 2 * 3),
     ],
