@@ -13,8 +13,10 @@ from torch import Tensor
 
 from attnbench.attention.backends import few
 from attnbench.attention.patterns.base import patterns
+from attnbench.attention.spec import AttentionSpec
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.transforms.topk_oow import TopKOutOfWindowSpec
+from attnbench.attention.types import Dims
 from attnbench.core import native, packed
 from attnbench.core.errors import AttnbenchError
 from attnbench.core.packed import pack
@@ -112,7 +114,8 @@ def test_whole_numbers_of_8_bits(monkeypatch, built, source):
 
 def test_heads_over_the_source_may_be_others(built, source):
     model = built()
-    model.decoder[0].cross.heads = 6  # beside 3 of its own
+    cross = AttentionSpec().site("cross").build("cross", 24, Dims(heads=6, query_width=24, key_width=24), 0.0)
+    model.decoder[0].cross = cross.eval()  # beside 3 of its own
     wanted = stepped(source, model, 2, compiled=False)
     pack(model)
     torch.testing.assert_close(stepped(source, model, 2, compiled=True), wanted, rtol=1e-4, atol=1e-5)
