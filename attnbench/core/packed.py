@@ -146,7 +146,7 @@ class Compiled(NamedTuple):
 
 def compiled(layer: nn.Module) -> Compiled | None:
     """What a packed linear layer or convolution multiplies by; None where it is not packed, or not by code compiled
-    here."""
+    here, and where other weights stand in a convolution. A convolution's are packed now, if they are not yet."""
     held = _packed_in(layer)
     if isinstance(held, _Packed):
         product: Any = held.product

@@ -66,7 +66,7 @@ class PackedSteps(ABC):
     def __init__(self, layer: Any, dtype: torch.dtype, pack: Pack) -> None:
         self.layer, self.dtype, self.holders = layer, dtype, 0
         self._pack, self._weights = pack, list(layer.parameters())
-        self._packed: list[Any] = []  # made by the first step: layers that never step are not copied
+        self._packed: list[Any] = []  # made when a search begins to step: layers that never do are not copied
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_packed": []}  # the library's cannot be copied

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from attnbench.attention.modules.base import Attention
 from attnbench.attention.modules.multihead import MultiHead
+from attnbench.attention.modules.single_head import SingleHead
 from attnbench.attention.types import Memory
 from attnbench.core import hooks, native, packed
 from attnbench.core.dropout import Dropout
@@ -54,7 +55,8 @@ class _Step(ctypes.Structure):
 
 class _Given(NamedTuple):
     """What compiled code reads. dtypes: of packed weights. packings: what layers hold, and what packs their weights
-    there. held: what must live as long."""
+    there. parameters: of convolutions and embeddings, in place of which others may stand for a call
+    (torch.func.functional_call): who holds them, and their names. held: what must live as long."""
 
     embeddings: layout.Embeddings
     layers: ctypes.Array[_Layer]
@@ -63,12 +65,13 @@ class _Given(NamedTuple):
     output: layout.Linear
     dtypes: set[torch.dtype]
     packings: list[tuple[dict[str, Any], Any]]
+    parameters: list[tuple[Any, str, Tensor | None]]
     held: list[Any]
 
 
 def compile_convs2s(model: ConvS2S, half: float) -> CompiledConvS2S | None:
     """The decoder as it is now, for steps until its weights change; None where code compiled here has not packed these,
-    and where a part is in training or has hooks. Hooks that come later are not called.
+    and where a part is in training, has hooks, or is not as convs2s.py makes it. Hooks that come later are not called.
 
     Its layers and attentions are of the classes of convs2s.py. half: what sums of two terms are multiplied by.
     """
@@ -93,6 +96,8 @@ def compile_convs2s(model: ConvS2S, half: float) -> CompiledConvS2S | None:
         return None
     if not layout.fit(*(each.weight for each in tables)):
         return None
+    if not _fits(model, attended, weights):
+        return None
     held: list[Any] = [weights]
     sites = {each: layout.site(each, weights, held) for each in {of.attention for of in attended}}
     layers = []
@@ -107,10 +112,29 @@ def compile_convs2s(model: ConvS2S, half: float) -> CompiledConvS2S | None:
     given = _Given(
         layout.embeddings(embedding.table, embedding.positions.weight, 1.0, held), (_Layer * len(layers))(*layers),
         expand, contract, output, {each.weight.dtype for each in weights.values()},
-        [(vars(each), vars(each)["forward"]) for each in weights], held,
+        [(vars(each), vars(each)["forward"]) for each in weights],
+        [(each._parameters, *of) for each in (*model.decoder, *tables) for of in each._parameters.items()], held,
     )  # fmt: skip
     known = [(of.attention, sites[of.attention][1]) for of in attended]
     return CompiledConvS2S(embedding.positions.num_embeddings, known, given)
+
+
+def _fits(model: ConvS2S, attended: Sequence[DecoderAttention], weights: layout.Weights) -> bool:
+    """Whether all widths are those of embeddings and of the first convolution, as compiled code takes them to be."""
+    embedding, (kernel, width) = model.target_embedding.table.embedding_dim, next(iter(model.decoder)).span
+    wanted = {model.expand: (width, embedding), model.contract: (embedding, width)}
+    wanted[model.output] = (weights[model.output].weight.outputs, embedding)
+    for convolution, of in zip(model.decoder, attended, strict=True):
+        attention = of.attention
+        wanted[convolution] = (2 * width, kernel * width)
+        wanted[of.project_query], wanted[of.project_context] = (embedding, width), (width, attention.context_width)
+        if type(attention) is MultiHead:
+            wanted[attention.project_query] = wanted[attention.project_context] = (embedding, embedding)
+        if type(attention) in (MultiHead, SingleHead) and attention.context_width != embedding:
+            return False
+    if any((weights[each].weight.outputs, weights[each].weight.inputs) != size for each, size in wanted.items()):
+        return False
+    return model.target_embedding.positions.embedding_dim == embedding
 
 
 def _products(convolution: GatedConvolution, of: DecoderAttention) -> tuple[nn.Module, nn.Module, nn.Module]:
@@ -175,6 +199,8 @@ class CompiledConvS2S(Shared):
                     _run(layer, step, first, _CONVOLVE)
                     _, positions = read.step_positions(at, beams, memory.values.shape[2], token.device)
                     received = read.received(attention, room.part("queries"), beams, memory, positions)
+                    if received.shape != (rows // beams, beams, layer.context.weight.inputs):
+                        return None
                     step.context, first = received.data_ptr(), _FINISH
                 _run(layer, step, first, _FINISH)
         logits = windows.new_empty(rows, given.output.weight.outputs)
@@ -192,7 +218,7 @@ class CompiledConvS2S(Shared):
             return False
         if any(held.get("forward") is not packing for held, packing in given.packings):  # a block of `packed` has ended
             return False
-        if not read.fits(token, beams):
+        if any(held.get(name) is not own for held, name, own in given.parameters) or not read.fits(token, beams):
             return False
         rows, (kernel, width) = len(token), (given.layers[0].kernel, given.layers[0].width)
         if scale.shape != (rows // beams, 1, 1) or not layout.fit(scale) or not scale.is_contiguous():
@@ -200,7 +226,7 @@ class CompiledConvS2S(Shared):
         for (attention, known), memory, before in zip(self._sites, memories, inputs, strict=True):
             if before.shape != (rows, kernel - 1, width) or (kernel > 1 and not _side_by_side(before)):
                 return False
-            if known and not read.holds(memory, attention, rows // beams):
+            if len(memory.values) != rows // beams or (known and not read.holds(memory, attention, rows // beams)):
                 return False
         return True
 

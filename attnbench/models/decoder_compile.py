@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from attnbench.attention.modules.multihead import MultiHead
+from attnbench.attention.modules.single_head import SingleHead
 from attnbench.attention.scores.base import Score
 from attnbench.core import hooks, native, packed
 from attnbench.core.dropout import Dropout
@@ -72,8 +73,8 @@ def _is_known(layer: DecoderLayer, own: MultiHead, weights: layout.Weights) -> b
         return False
     if type(cross) is MultiHead:
         linears += [cross.project_query, cross.project_context]
-        if cross.context_width != own.context_width:
-            return False
+    if type(cross) in (MultiHead, SingleHead) and cross.context_width != own.context_width:
+        return False
     if any(each not in weights for each in (*linears, forward.expand, forward.contract)):
         return False
     if any(type(each) is not Residual or not _is_known_norm(each.norm) for each in residuals):

@@ -335,6 +335,55 @@ def test_attention_that_is_summed_up_is_left_to_the_definition(built, source):
     assert model.start(memory, 2, track=True).compiled is None
 
 
+@pytest.mark.parametrize("name", ["decoder.1.weight", "decoder.0.bias", "target_embedding.positions.weight"])
+@torch.no_grad()
+def test_other_weights_in_a_state_that_has_begun(name, built, source):
+    """As torch.func.functional_call puts them there."""
+    model = built()
+    pack(model)
+    memory = model.encode(source)
+    state = model.start(memory, 2)
+    owner, _, own = name.rpartition(".")
+    part = model.get_submodule(owner)
+    setattr(part, own, nn.Parameter(torch.zeros_like(getattr(part, own))))
+    assert once(model, memory, state, TOKEN) is None
+    torch.testing.assert_close(
+        model.step(memory, state, TOKEN)[0], model.step(memory, state._replace(compiled=None), TOKEN)[0]
+    )
+
+
+@pytest.mark.parametrize("name", ["slots", "additive"])
+@torch.no_grad()
+def test_sources_that_do_not_fit_an_attention_that_is_asked(name, built, source):
+    model = built(attention={"cross": SITES[name]})
+    pack(model)
+    memory = model.encode(source)
+    state = select_batch(model.start(memory, 2), torch.tensor([0]))
+    assert once(model, memory, state, TOKEN[:1], scale=memory.scale[:1]) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: setattr(model.attention[0], "project_query", nn.Linear(20, 400)),
+        lambda model: setattr(model.attention[1], "project_query", nn.Linear(20, 1)),
+        lambda model: setattr(model.attention[0], "project_context", nn.Linear(12, 1)),
+        lambda model: setattr(model.attention[0].attention, "context_width", 6),
+        lambda model: setattr(model.target_embedding, "positions", nn.Embedding(20, 1)),
+        lambda model: model.decoder.__setitem__(1, GatedConvolution(20, 5, 0.1).eval()),
+        lambda model: setattr(model, "contract", nn.Linear(20, 24)),
+    ],
+)
+@torch.no_grad()
+def test_widths_that_do_not_fit_are_left_to_the_definition(change, built, source):
+    """Compiled code would write beyond its room."""
+    model = built()
+    memory = model.encode(source)
+    change(model.eval())
+    pack(model)
+    assert model.eval().start(memory, 2).compiled is None
+
+
 class _Convolution(GatedConvolution):
     pass
 
