@@ -113,7 +113,8 @@ def compile_convs2s(model: ConvS2S, half: float) -> CompiledConvS2S | None:
         layout.embeddings(embedding.table, embedding.positions.weight, 1.0, held), (_Layer * len(layers))(*layers),
         expand, contract, output, {each.weight.dtype for each in weights.values()},
         [(vars(each), vars(each)["forward"]) for each in weights],
-        [(each._parameters, *of) for each in (*model.decoder, *tables) for of in each._parameters.items()], held,
+        [(each._parameters, name, own) for each in (*model.decoder, *tables) for name, own in each._parameters.items()],
+        held,
     )  # fmt: skip
     known = [(of.attention, sites[of.attention][1]) for of in attended]
     return CompiledConvS2S(embedding.positions.num_embeddings, known, given)
