@@ -52,6 +52,17 @@ int attend(const Site& site, const Held& held, float* queries, float* out, int64
     return site.attend(&given, threads);
 }
 
+// The stages from `first` to `last` of so many layers, one after the other. Not 0 where there is no memory.
+template <class Run, class Layer, class Step>
+int run_layers(const Layer* layers, const Step* steps, int64_t count, int first, int last, int threads) {
+    for (int64_t i = 0; i < count; ++i) {
+        const Run run = {layers[i], steps[i], threads};
+        for (int stage = first; stage <= last; ++stage)
+            if (const int failed = run(stage)) return failed;
+    }
+    return 0;
+}
+
 struct Embeddings {  // what tokens are embedded with; so many numbers from one row of a table to the next
     const float* table;
     int64_t count, row;

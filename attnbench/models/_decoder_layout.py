@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from attnbench.attention.modules.single_head import SingleHead
 from attnbench.attention.transforms import _rows
 from attnbench.core import hooks, native, packed, products
 from attnbench.core.packed_steps import Window
+from attnbench.core.tree import Shared
 
 Weights = Mapping[nn.Module, packed.Compiled]
 """What code compiled here has packed of a decoder: linear layers and convolutions."""
@@ -43,6 +44,16 @@ class Embeddings(ctypes.Structure):
         ("table", ctypes.c_void_p), ("count", ctypes.c_int64), ("row", ctypes.c_int64), ("scale", ctypes.c_float),
         ("positions", ctypes.c_void_p), ("position", ctypes.c_int64), ("width", ctypes.c_int64),
     )  # fmt: skip
+
+
+class Addresses(Shared):
+    """A decoder as compiled code reads it: nothing in it changes, and to another process it means nothing."""
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()  # the definition serves there
 
 
 def linear(of: packed.Compiled) -> Linear:

@@ -146,15 +146,10 @@ extern "C" int attnbench_decoder_embed(
     return (*of)(tokens, rows, at, states);
 }
 
-// The stages from `first` to `last` of so many layers, one after the other. Not 0 where there is no memory.
+// See run_layers.
 extern "C" int attnbench_decoder_layers(
     const Layer* layers, const Step* steps, int64_t count, int first, int last, int threads) {
-    for (int64_t i = 0; i < count; ++i) {
-        const Run run = {layers[i], steps[i], threads};
-        for (int stage = first; stage <= last; ++stage)
-            if (const int failed = run(stage)) return failed;
-    }
-    return 0;
+    return run_layers<Run>(layers, steps, count, first, last, threads);
 }
 
 // logits: rows x words. room: rows x width.

@@ -21,7 +21,6 @@ from attnbench.attention.modules.single_head import SingleHead
 from attnbench.attention.types import Memory
 from attnbench.core import hooks, native, packed
 from attnbench.core.dropout import Dropout
-from attnbench.core.tree import Shared
 from attnbench.models import _decoder_layout as layout
 from attnbench.models import _decoder_sources as read
 from attnbench.models.layers import require_positions
@@ -143,18 +142,12 @@ def _products(convolution: GatedConvolution, of: DecoderAttention) -> tuple[nn.M
     return convolution, of.project_query, of.project_context
 
 
-class CompiledConvS2S(Shared):
+class CompiledConvS2S(layout.Addresses):
     """A decoder with the weights that it has packed now: see `compile_convs2s`."""
 
     def __init__(self, max_length: int, sites: Sequence[tuple[Attention, bool]], given: _Given) -> None:
         """sites: the attention of each layer, and whether compiled code knows it."""
         self._max_length, self._sites, self._given = max_length, sites, given
-
-    def __deepcopy__(self, memo: object) -> CompiledConvS2S:
-        return self  # nothing in it changes
-
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()  # addresses mean nothing to another process: the definition serves there
 
     def step(
         self,
@@ -244,7 +237,7 @@ class _Room:
         """keys: the most that a query attends."""
         layers = given.layers
         width, embedding = layers[0].width, layers[0].embedding
-        heads, wide = (max(find(each) for each in layers) for find in (_heads, _contexts))
+        heads, wide = max(each.site.heads for each in layers), max(each.context.weight.inputs for each in layers)
         sizes = {
             "states": width, "gated": width, "both": 2 * width, "embedded": embedding, "asked": embedding,
             "queries": embedding, "context": wide, "told": wide, "scores": heads * keys, "weights": heads * keys,
@@ -269,15 +262,6 @@ class _Room:
             self.rows, beams, before.data_ptr(), before.stride(0), source, scale.data_ptr(), self.at("embedded"),
             window.data_ptr(), *map(self.at, names),
         )  # fmt: skip
-
-
-def _heads(layer: _Layer) -> int:
-    return layer.site.heads
-
-
-def _contexts(layer: _Layer) -> int:
-    """Width of contexts."""
-    return layer.context.weight.inputs
 
 
 def _run(layers: Any, steps: Any, first: int = _CONVOLVE, last: int = _FINISH) -> None:

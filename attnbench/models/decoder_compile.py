@@ -15,7 +15,7 @@ from attnbench.attention.scores.base import Score
 from attnbench.core import hooks, native, packed
 from attnbench.core.dropout import Dropout
 from attnbench.models import _decoder_layout as layout
-from attnbench.models import decoder_step as step
+from attnbench.models import decoder_step
 from attnbench.models.decoder_step import CompiledDecoder
 from attnbench.models.layers import Embedding, FeedForward, Residual
 
@@ -39,7 +39,7 @@ def compile_decoder(
     dtypes = {each.weight.dtype for each in weights.values()}
     if len(weights) < len(set(linears)) or len(dtypes) != 1 or not all(map(layout.is_bare, parts)):
         return None
-    if output not in weights or native.load(step.SOURCE) is None:
+    if output not in weights or native.load(decoder_step.SOURCE) is None:
         return None
     table, places = embedding.table, embedding.positions
     known = type(embedding) is Embedding and type(table) is nn.Embedding and table.max_norm is None
@@ -59,9 +59,9 @@ def compile_decoder(
     embeddings = layout.embeddings(table, places, embedding.width**0.5, held)
     last = ctypes.pointer(_norm(norm, held)) if isinstance(norm, nn.LayerNorm) else None
     inner = max(2 * embedding.width, *(each.expand.weight.outputs for each in given))
-    return CompiledDecoder(embedding, sites, step.Given(
-        embeddings, (step.Layer * len(given))(*given), step.Output(last, layout.linear(weights[output])), inner,
-        dtypes.pop(), [(vars(each), vars(each)["forward"]) for each in weights], held,
+    ending = decoder_step.Output(last, layout.linear(weights[output]))
+    return CompiledDecoder(embedding, sites, decoder_step.Given(
+        embeddings, (decoder_step.Layer * len(given))(*given), ending, inner, dtypes.pop(), [(vars(each), vars(each)["forward"]) for each in weights], held,
     ))  # fmt: skip
 
 
@@ -89,22 +89,21 @@ def _is_known_norm(norm: nn.Module) -> bool:
 
 def _compiled(
     layer: DecoderLayer, own: MultiHead, weights: layout.Weights, held: list[Any]
-) -> tuple[step.Sites, step.Layer]:
+) -> tuple[decoder_step.Sites, decoder_step.Layer]:
     """held: takes up what must live as long."""
-
     forward, residuals = layer.feed_forward, _residuals(layer)
     own_site, own_compiled = layout.site(own, weights, held)
     source_site, source_compiled = layout.site(layer.cross, weights, held)
-    norms = (step.Norm * 3)(*(_norm(each.norm, held) for each in residuals))
-    return step.Sites(own, own_compiled, layer.cross, source_compiled), step.Layer(
+    norms = (decoder_step.Norm * 3)(*(_norm(each.norm, held) for each in residuals))
+    return decoder_step.Sites(own, own_compiled, layer.cross, source_compiled), decoder_step.Layer(
         own.context_width, residuals[0].before, norms, own_site, source_site,
         *(layout.linear(weights[each]) for each in (own.project_memory, forward.expand, forward.contract)),
     )  # fmt: skip
 
 
-def _norm(of: nn.LayerNorm, held: list[Any]) -> step.Norm:
+def _norm(of: nn.LayerNorm, held: list[Any]) -> decoder_step.Norm:
     held.append((of.weight.detach(), of.bias.detach()))  # the same numbers, whatever becomes of the layer
-    return step.Norm(of.weight.data_ptr(), of.bias.data_ptr(), of.eps)
+    return decoder_step.Norm(of.weight.data_ptr(), of.bias.data_ptr(), of.eps)
 
 
 def _residuals(layer: DecoderLayer) -> tuple[Residual, Residual, Residual]:

@@ -23,7 +23,6 @@ from attnbench.attention.modules.multihead import MultiHead
 from attnbench.attention.transforms import _rows
 from attnbench.attention.types import Memory
 from attnbench.core import native, packed
-from attnbench.core.tree import Shared
 from attnbench.models import _decoder_layout as layout
 from attnbench.models import _decoder_sources as read
 from attnbench.models.layers import Embedding, require_positions
@@ -80,17 +79,11 @@ class Given(NamedTuple):
     held: list[Any]
 
 
-class CompiledDecoder(Shared):
+class CompiledDecoder(layout.Addresses):
     """A decoder with the weights that it has packed now: see `compile_decoder` (decoder_compile.py)."""
 
     def __init__(self, embedding: Embedding, sites: Sequence[Sites], given: Given) -> None:
         self._embedding, self._sites, self._given = embedding, sites, given
-
-    def __deepcopy__(self, memo: object) -> CompiledDecoder:
-        return self  # nothing in it changes
-
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()  # addresses mean nothing to another process: the definition serves there
 
     def step(
         self, token: Int[Tensor, "R"], at: int, memories: Sequence[Memory], caches: Sequence[Memory], beams: int

@@ -473,10 +473,8 @@ def test_steps_with_packed_weights_are_those_of_the_decoder(fields, monkeypatch)
     monkeypatch.setattr(packed_steps.PackedWindow, "_step", lambda *given: steps.append(1) or step(*given))
     with packed(model):
         memory = model.encode(source)
-        state, logits = (
-            model.start(memory, target.shape[1])._replace(compiled=None),
-            [],
-        )  # test_convs2s_step.py has those
+        state = model.start(memory, target.shape[1])._replace(compiled=None)  # test_convs2s_step.py has those
+        logits = []
         for token in target.unbind(1):
             made, state = model.step(memory, state, token)
             logits.append(made)
