@@ -61,7 +61,8 @@ def compile_decoder(
     inner = max(2 * embedding.width, *(each.expand.weight.outputs for each in given))
     ending = decoder_step.Output(last, layout.linear(weights[output]))
     return CompiledDecoder(embedding, sites, decoder_step.Given(
-        embeddings, (decoder_step.Layer * len(given))(*given), ending, inner, dtypes.pop(), [(vars(each), vars(each)["forward"]) for each in weights], held,
+        embeddings, (decoder_step.Layer * len(given))(*given), ending, inner, dtypes.pop(),
+        [(vars(each), vars(each)["forward"]) for each in weights], held,
     ))  # fmt: skip
 
 
