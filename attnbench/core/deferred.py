@@ -17,8 +17,10 @@ from torch import Tensor
 from attnbench.core.derivatives import once_differentiable
 
 # torch has no public names for these
-_pass: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
-_goes_to: Callable[[Any], bool] = getattr(torch._C, "_will_engine_execute_node", lambda _: True)
+current_pass: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
+"""A number that the backward pass has which is running."""
+goes_to: Callable[[Any], bool] = getattr(torch._C, "_will_engine_execute_node", lambda _: True)
+"""Whether that pass will come to a node."""
 
 Notes = dict[int, list[tuple[Float[Tensor, "R I"], Float[Tensor, "R N"]]]]
 """Of each backward pass: inputs of steps, and gradients at what they gave."""
@@ -59,7 +61,7 @@ class _Weight(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *_: Any) -> tuple[None, Tensor | None, Tensor | None]:
-        noted = ctx.notes.pop(_pass(), [])
+        noted = ctx.notes.pop(current_pass(), [])
         if not noted:
             return None, None, None
         inputs, grads = (torch.cat(each) for each in zip(*noted, strict=True))
@@ -85,7 +87,9 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
         (grad,) = grads
-        if ctx.needs_input_grad[2] and _goes_to(ctx.ticket):  # where no pass of it goes nobody would take the notes
-            ctx.notes.setdefault(_pass(), []).append((inputs.detach(), grad))  # with its graph it would hold itself
+        if ctx.needs_input_grad[2] and goes_to(ctx.ticket):  # where no pass of it goes nobody would take the notes
+            ctx.notes.setdefault(current_pass(), []).append(
+                (inputs.detach(), grad)
+            )  # with its graph it would hold itself
         to_inputs = grad @ weight if ctx.needs_input_grad[0] else None
         return to_inputs, grad if ctx.needs_input_grad[1] else None, None, None, None, None

@@ -23,9 +23,10 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from attnbench.attention.history import endow
 from attnbench.attention.spec import CrossSpec
 from attnbench.attention.types import Dims, History, Memory, Positions
-from attnbench.core import waiting
+from attnbench.core import native, waiting
 from attnbench.core.dropout import Dropout
 from attnbench.core.gates import State
+from attnbench.core.gathered import gathered
 from attnbench.models import _cells
 from attnbench.models._reading import read
 from attnbench.models.base import Decoded, ModelSpec, Seq2SeqModel, Sizes, Source, Wanted, receive, require_same_shape
@@ -248,9 +249,10 @@ class Recurrent(Seq2SeqModel):
             hidden, weights = self._read(states, output.context, embedded), output.weights
         else:
             state, run = self._start(memory), self._choose_run(embedded)
+            cross = self._gather(memory.cross)
             parts, maps = [], []
             for word in embedded.split(1, dim=1):  # slices would each have a gradient as large as the whole
-                part, state, each = self._advance(memory.cross, state, word, need_weights, run)
+                part, state, each = self._advance(cross, state, word, need_weights, run)
                 parts.append(part)
                 maps.append(each)
             hidden = torch.cat(parts, 1)
@@ -314,6 +316,17 @@ class Recurrent(Seq2SeqModel):
         with torch.autocast("cuda", enabled=False):
             states, after = self.decoder(inputs, before[0] if len(before) == 1 else before)
         return states, tuple(zip(*(after if len(before) > 1 else (after,)), strict=True))
+
+    def _gather(self, cross: Memory) -> Memory:
+        """The same for the steps of one target: no step makes gradients as large as keys and values."""
+        keys, values = cross.keys, cross.values
+        if native.is_off_here() or not torch.is_grad_enabled() or values.device.type != "cpu":
+            return cross
+        if not native.readable(*(each for each in (keys, values) if each is not None)):
+            return cross
+        if keys is not None and keys.dtype.itemsize < 4:
+            keys = keys.float()  # as scores want them, once
+        return cross._replace(keys=None if keys is None else gathered(keys), values=gathered(values))
 
     def _choose_run(self, embedded: Float[Tensor, "R T E"]) -> Run:
         """What makes the steps of one target, in turn."""

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnbench.core import packed_steps
+from attnbench.attention.backends import few
+from attnbench.core import native, packed_steps
 from attnbench.core.packed import packed
-from attnbench.models import _cells
+from attnbench.models import _cells, recurrent
 from attnbench.models.base import Sizes, Source, models
 from attnbench.models.recurrent import Recurrent
 from attnbench.train.runtime import multiplies_bfloat16
@@ -171,6 +172,33 @@ def test_gradients_are_those_of_the_layers_of_torch(kind, raw, monkeypatch):
     slopes = (torch.autograd.grad(each, list(of.values()), upstream) for each in (mine, theirs))
     for name, own, other in zip(of, *slopes, strict=True):
         torch.testing.assert_close(own, other, rtol=0, atol=1e-11, msg=name)
+
+
+@KINDS
+@pytest.mark.parametrize("raw", [
+    {"input_feeding": "attentional"},
+    {"query": "previous", "readout": "concat", "bidirectional": True},
+], ids=["fed", "previous"])  # fmt: skip
+@pytest.mark.parametrize("cross", [
+    {"score": "additive"}, {"score": "dot"}, {"score": "bilinear", "transform": "sparsemax"},
+    {"score": "bilinear", "coverage": "neural"},
+], ids=["additive", "dot", "sparsemax", "coverage"])  # fmt: skip
+def test_gradients_of_what_all_steps_read_are_those_of_the_definition(kind, raw, cross, monkeypatch):
+    if raw.get("bidirectional") and cross["score"] == "dot":
+        pytest.skip("keys of both directions are wider than queries")
+    monkeypatch.setattr(few, "_LEAST", 1)
+    model, gathered, made = build({"kind": kind, **raw, "attention": {"cross": cross}}).float(), [], recurrent.gathered
+    monkeypatch.setattr(recurrent, "gathered", lambda held: gathered.append(1) or made(held))
+    mine = found(model)
+    assert len(gathered) == 2  # keys and values
+    with native.off():
+        theirs = found(model)
+    assert len(gathered) == 2
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    upstream, of = torch.randn_like(mine), dict(model.named_parameters())
+    slopes = (torch.autograd.grad(each, list(of.values()), upstream) for each in (mine, theirs))
+    for name, own, other in zip(of, *slopes, strict=True):
+        assert float((own - other).norm()) <= 1e-5 * max(float(other.norm()), 1.0), name
 
 
 @KINDS

@@ -15,6 +15,8 @@ from attnbench.attention.transforms._entmax import SOFTMAX_BELOW
 from attnbench.attention.transforms._simplex import check_mask
 from attnbench.attention.transforms.base import Fused
 from attnbench.core import native
+from attnbench.core.derivatives import once_differentiable
+from attnbench.core.gathered import add_product, gatherer
 
 _SOURCE = Path(__file__).with_name("_few.cpp")
 MOST = 10
@@ -60,6 +62,12 @@ def compare(query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) -> 
     """`query @ keys^T`."""
     if not _serves(query, keys) or query.shape[3] != keys.shape[3]:
         return query @ keys.transpose(-2, -1)
+    if _grows(query, keys):
+        return _Compare.apply(query, keys)  # pyright: ignore[reportReturnType]
+    return _compare(query, keys)
+
+
+def _compare(query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H Q K"]:
     out, query = query.new_empty(*query.shape[:-1], keys.shape[-2]), _dense(query)
     library: Any = native.load(_SOURCE)
     library.attnbench_compare(
@@ -73,6 +81,12 @@ def blend(weights: Float[Tensor, "B H Q K"], values: Float[Tensor, "B H K E"]) -
     """`weights @ values`; where a row has one query, a value of weight 0 adds nothing, whatever it holds."""
     if not _serves(weights, values) or weights.shape[3] != values.shape[2]:
         return weights @ values
+    if _grows(weights, values):
+        return _Blend.apply(weights, values)  # pyright: ignore[reportReturnType]
+    return _blend(weights, values)
+
+
+def _blend(weights: Float[Tensor, "B H Q K"], values: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H Q E"]:
     out, weights = weights.new_empty(*weights.shape[:-1], values.shape[-1]), weights.contiguous()
     library: Any = native.load(_SOURCE)
     library.attnbench_blend(
@@ -82,8 +96,42 @@ def blend(weights: Float[Tensor, "B H Q K"], values: Float[Tensor, "B H K E"]) -
     return out
 
 
+class _Compare(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, keys: Tensor) -> Tensor:
+        ctx.node = gatherer(keys)
+        ctx.save_for_backward(query, keys)
+        return _compare(query, keys)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, keys = ctx.saved_tensors
+        grad = grads[0].resolve_neg()
+        to_query = _blend(grad, keys) if ctx.needs_input_grad[0] else None
+        return to_query, add_product(ctx.node, grad, query) if ctx.needs_input_grad[1] else None
+
+
+class _Blend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, values: Tensor) -> Tensor:
+        ctx.node = gatherer(values)
+        ctx.save_for_backward(weights, values)
+        return _blend(weights, values)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        weights, values = ctx.saved_tensors
+        grad = grads[0].resolve_neg()
+        to_weights = _compare(grad, values) if ctx.needs_input_grad[0] else None
+        return to_weights, add_product(ctx.node, weights, grad) if ctx.needs_input_grad[1] else None
+
+
 def serves(query: Tensor, keys: Tensor, values: Tensor, transform: Fused) -> bool:
     """Whether `attend` takes these."""
+    if _grows(query, keys, values):
+        return False
     fits = _fits(query, keys) and _fits(query, values) and query.shape[3] == keys.shape[3]
     return fits and keys.shape[2] == values.shape[2] and _rows.serves(query) and knows(transform)
 
@@ -140,7 +188,8 @@ def address() -> ctypes.c_void_p:
 
 
 def _serves(asking: Tensor, held: Tensor) -> bool:
-    return _fits(asking, held) and held.numel() >= _LEAST
+    most = 1 if _grows(asking, held) else MOST
+    return held.numel() >= _LEAST and asking.dim() == 4 and asking.shape[2] <= most and _fits(asking, held)
 
 
 def _fits(asking: Tensor, held: Tensor) -> bool:
@@ -148,8 +197,11 @@ def _fits(asking: Tensor, held: Tensor) -> bool:
         return False
     if asking.device.type != "cpu" or not asking.dtype == held.dtype == torch.float32 or held.stride(3) != 1:
         return False
-    grows = torch.is_grad_enabled() and (asking.requires_grad or held.requires_grad)
-    return not grows and held.numel() > 0 and native.readable(asking, held) and native.load(_SOURCE) is not None
+    return held.numel() > 0 and native.readable(asking, held) and native.load(_SOURCE) is not None
+
+
+def _grows(*given: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(each.requires_grad for each in given)
 
 
 def _required(listed: Tensor, rows: int, heads: int, keys: int) -> Int[Tensor, "#B #H n"]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attnbench.core import native
 from attnbench.core.derivatives import once_differentiable
+from attnbench.core.gathered import gatherer, sum_of
 
 _SOURCE = Path(__file__).with_name("_additive.cpp")
 
@@ -50,6 +51,7 @@ class _Units(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, queries: Tensor, keys: Tensor, vector: Tensor) -> Tensor:
         given = [each.contiguous() for each in (queries, keys, vector)]
+        ctx.node = gatherer(keys)
         ctx.save_for_backward(*given)
         out = queries.new_empty(*queries.shape[:3], keys.shape[2])
         native.loaded(_SOURCE).attnbench_additive(
@@ -61,12 +63,13 @@ class _Units(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
         queries, keys, vector = ctx.saved_tensors
-        made = torch.zeros_like(queries), torch.zeros_like(keys), queries.new_zeros(len(queries), *vector.shape)
+        to_keys, of_keys = sum_of(ctx.node, keys)
+        made = torch.zeros_like(queries), to_keys, queries.new_zeros(len(queries), *vector.shape)
         given = grads[0].resolve_neg().contiguous(), queries, keys, vector
         native.loaded(_SOURCE).attnbench_additive_backward(
             _sizes(queries, keys), *map(native.at, (*given, *made)), torch.get_num_threads()
         )
-        return made[0], made[1], made[2].sum(0)
+        return made[0], of_keys, made[2].sum(0)
 
 
 def _sizes(queries: Tensor, keys: Tensor) -> Any:

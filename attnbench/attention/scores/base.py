@@ -50,6 +50,8 @@ class Score(nn.Module, ABC):
 
 def project(states: Float[Tensor, "B H N E"], weight: Float[Tensor, "H E A"]) -> Float[Tensor, "B H N A"]:
     """One product a head; `states @ weight` would copy the weight for each row of the batch."""
+    if len(weight) == 1:  # torch has a faster product for one matrix than for a batch of one
+        return states @ weight.squeeze(0)
     return torch.einsum("bhne,hea->bhna", states, weight)
 
 

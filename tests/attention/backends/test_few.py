@@ -17,6 +17,7 @@ from attnbench.attention.transforms.base import Fused, transforms
 from attnbench.attention.transforms.sparsemax import sparsemax
 from attnbench.attention.types import Dims, Memory, Positions
 from attnbench.core import native
+from attnbench.core.gathered import gathered
 
 compiled = pytest.mark.usefixtures("_compiled")
 
@@ -78,8 +79,41 @@ def test_what_others_serve():
     assert not few._serves(torch.randn(2, 2, 0, 4), keys)
     assert not few._serves(query[:1], keys)
     assert not few._serves(torch.zeros(2, 2, 1, 4), torch.zeros(2, 2, 0, 4))
-    assert not few._serves(query.requires_grad_(), keys)
+    assert not few._serves(torch.randn(2, 2, 2, 4).requires_grad_(), keys)  # of which gradients are not measured
+    assert not few.serves(query.requires_grad_(), keys, keys, Fused("softmax"))
     assert few.compare(query, keys).requires_grad
+
+
+@compiled
+@pytest.mark.parametrize("loop", [False, True])
+@pytest.mark.parametrize("frozen", [None, "asking", "held"])
+def test_gradients_of_one_query_are_those_of_matrices(loop, frozen):
+    torch.manual_seed(3)
+    held = cache(3, 2, 9, 20)[:, :, :7].requires_grad_(frozen != "held")
+    query, weights = torch.randn(3, 2, 1, 20), torch.rand(3, 2, 1, 7)
+    for each in (query, weights):
+        each.requires_grad_(frozen != "asking")
+    assert few._serves(query, held)
+    assert few._serves(weights, held)
+    read = gathered(held) if loop else held
+    found = few.compare(query, read), few.blend(weights, read)
+    wanted = query @ held.mT, weights @ held
+    upstream = [torch.randn_like(each) for each in wanted]
+    upstream[1] = upstream[1][..., :1].expand_as(upstream[1])  # whose numbers do not lie side by side
+    sought = [each for each in (query, weights, held) if each.requires_grad]
+    slopes = (torch.autograd.grad(each, sought, upstream) for each in (found, wanted))
+    for mine, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    for mine, theirs in zip(*slopes, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+@compiled
+@pytest.mark.parametrize("product", [few.compare, few.blend])
+def test_products_have_no_second_derivative(product):
+    held = cache(1, 1, 5, 5).requires_grad_()
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(product(torch.randn(1, 1, 1, 5), held).sum(), held, create_graph=True)
 
 
 def test_what_is_small_is_left_to_torch(monkeypatch):

@@ -11,6 +11,7 @@ from attnbench.attention.scores.additive import Additive
 from attnbench.attention.scores.base import scores
 from attnbench.attention.types import Dims
 from attnbench.core import native
+from attnbench.core.gathered import gathered
 
 BATCH, QUERIES, KEYS, QUERY_WIDTH, KEY_WIDTH = 2, 4, 6, 3, 5
 
@@ -206,6 +207,21 @@ def test_a_score_is_compiled_by_torch_in_one_piece():
 
 
 @compiled
+@pytest.mark.skipif(native.load(_additive._SOURCE) is None, reason="no C++ compiler: torch operations serve")
+def test_in_a_loop_the_gradient_of_the_keys_is_one_sum():
+    torch.manual_seed(0)
+    queries, keys, vector = (torch.randn(shape).requires_grad_() for shape in ((5, 2, 1, 1, 6), (2, 1, 4, 6), (1, 6)))
+    read, arrived = gathered(keys), []
+    read.register_hook(arrived.append)
+    found = torch.stack([_additive.units(query, read, vector) for query in queries])
+    wanted = torch.stack([additive._units(query, keys, vector) for query in queries])
+    upstream = torch.randn_like(wanted)
+    slopes = (torch.autograd.grad(each, (queries, keys, vector), upstream) for each in (found, wanted))
+    for mine, theirs in zip(*slopes, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    assert arrived == [None]  # steps give autograd nothing as large as the keys
+
+
 def test_there_is_no_second_derivative():
     given = states(2, 3, 4)
     with pytest.raises(RuntimeError, match="Units has no second derivative"):
