@@ -88,8 +88,7 @@ class _Step(torch.autograd.Function):
         inputs, weight = ctx.saved_tensors
         (grad,) = grads
         if ctx.needs_input_grad[2] and goes_to(ctx.ticket):  # where no pass of it goes nobody would take the notes
-            ctx.notes.setdefault(current_pass(), []).append(
-                (inputs.detach(), grad)
-            )  # with its graph it would hold itself
+            noted = ctx.notes.setdefault(current_pass(), [])
+            noted.append((inputs.detach(), grad))  # with its graph it would hold itself
         to_inputs = grad @ weight if ctx.needs_input_grad[0] else None
         return to_inputs, grad if ctx.needs_input_grad[1] else None, None, None, None, None
