@@ -1,12 +1,12 @@
-"""torch.nn.Transformer as its users train it: the plain loop that other packages' trainers come down to."""
+"""torch.nn.Transformer as its users train it."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from attnbench.bench import sentences
-from attnbench.bench.subjects import SMOOTHING, fields_of
+from attnbench.bench import nn_loop, sentences
+from attnbench.bench.subjects import fields_of
 from attnbench.bench.timer import Case
 from attnbench.data.base import PAD
 from attnbench.models.transformer import TransformerSpec
@@ -17,7 +17,7 @@ SET_UP = "torch.nn.Transformer, float32"
 LONGEST = 128
 
 
-class NNTransformer(nn.Module):
+class NNTransformer(nn_loop.Model):
     """Shared embeddings and learned positions; dropout as it has it, on the attention's weights too, but none within
     the feed-forward blocks."""
 
@@ -51,21 +51,7 @@ class NNTransformer(nn.Module):
 
 
 def training(size: str, count: int, device: torch.device, name: str) -> Case:
-    """Updates in float32 on the batches of models.training: F.cross_entropy, torch's Adam, no clipping."""
+    """Updates on the batches of models.training."""
     torch.manual_seed(0)
-    model = NNTransformer(fields_of(size)).to(device).train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98))
-    batches = sentences.batches(count, device)
-
-    def run() -> None:
-        for batch in batches:
-            optimizer.zero_grad()
-            logits = model(batch.source, batch.target_in).flatten(0, 1)
-            loss = nn.functional.cross_entropy(
-                logits, batch.target_out.flatten(), ignore_index=PAD, label_smoothing=SMOOTHING
-            )
-            loss.backward()
-            optimizer.step()
-            loss.item()
-
-    return Case(size, name, run, sum(int(batch.target_valid.sum()) for batch in batches))
+    model = NNTransformer(fields_of(size)).to(device)
+    return nn_loop.training(size, name, model, sentences.batches(count, device))

@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from attnbench.bench import ctranslate2, nn_transformer
+from attnbench.bench import ctranslate2, nn_recurrent, nn_transformer
 from attnbench.bench.ops import Method
 from attnbench.bench.processes import Recipe
 from attnbench.bench.sentences import Load
+from attnbench.bench.subjects import Subject
+from attnbench.bench.timer import Case
 from attnbench.core.errors import MissingExtraError, SpecError, first_line
 from attnbench.core.spec import unknown
 
@@ -21,13 +23,15 @@ from attnbench.core.spec import unknown
 class Peer(NamedTuple):
     """transforms: what it calls its own, as functions of scores over the last dimension. attention: functions of
     queries, keys and values on a GPU, with the attention here that does the same. training: what it trains, from a size
-    and a number of batches. decoding: what it decodes, from a size, a load and a number of threads."""
+    and a number of batches. families: the same of a model of any kind, where it has such a one. decoding: what it
+    decodes, from a size, a load and a number of threads."""
 
     package: str
     version: str
     transforms: dict[str, Callable[[Tensor], Tensor]] = {}  # noqa: RUF012
     attention: dict[str, tuple[Callable[..., Tensor], Method]] = {}  # noqa: RUF012
     training: Callable[[str, int, torch.device], list[Recipe]] | None = None
+    families: Callable[[Subject, int, torch.device], list[Recipe]] | None = None
     decoding: Callable[[str, Load, int], list[Recipe]] | None = None
 
 
@@ -41,14 +45,21 @@ def _entmax() -> Peer:
 
 
 def _torch() -> Peer:
-    def training(size: str, count: int, device: torch.device) -> list[Recipe]:
-        return [
-            Recipe(nn_transformer.training, (size, count, device, name), shipped)
-            for name, shipped in ((nn_transformer.SHIPPED, True), (nn_transformer.SET_UP, False))
-            if shipped or device.type == "cpu"  # what is set up is the processor's
-        ]
+    def twice(make: Callable[..., Case], given: tuple[Any, ...], shipped: str, set_up: str) -> list[Recipe]:
+        """As shipped, and on a processor, for which things are set up, with those, too."""
+        found = [Recipe(make, (*given, shipped), shipped=True)]
+        return [*found, Recipe(make, (*given, set_up))] if given[-1].type == "cpu" else found
 
-    return Peer("torch", torch.__version__, training=training)
+    def training(size: str, count: int, device: torch.device) -> list[Recipe]:
+        names = nn_transformer.SHIPPED, nn_transformer.SET_UP
+        return twice(nn_transformer.training, (size, count, device), *names)
+
+    def families(subject: Subject, count: int, device: torch.device) -> list[Recipe]:
+        if not nn_recurrent.serves(subject.spec):
+            return []
+        return twice(nn_recurrent.training, (subject, count, device), nn_recurrent.SHIPPED, nn_recurrent.SET_UP)
+
+    return Peer("torch", torch.__version__, training=training, families=families)
 
 
 def _ctranslate2() -> Peer:

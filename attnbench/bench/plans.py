@@ -10,7 +10,7 @@ import torch
 
 from attnbench.attention.patterns.base import patterns
 from attnbench.attention.transforms.base import TransformSpec, transforms
-from attnbench.bench import ctranslate2, models, nn_transformer, ops, scaling, subjects
+from attnbench.bench import ctranslate2, models, nn_recurrent, nn_transformer, ops, scaling, subjects
 from attnbench.bench.machine import copies, products
 from attnbench.bench.peers import Peer, serves
 from attnbench.bench.processes import Recipe, together, with_peaks
@@ -30,6 +30,7 @@ BATCHES = 2
 _TRANSFORMS = "transforms of scores"
 _ATTENTION = "attention, from projected queries, keys and values"
 _TRAINING, _TRAINING_BESIDE = "training, target tokens", "training beside other packages, target tokens"
+_TRAINING_KINDS_BESIDE = "training of other models beside other packages, target tokens"
 _TRAINING_KINDS, _TRAINING_CELLS = (
     f"training of {what}, target tokens" for what in ("models of every kind", "the cells of a spec")
 )
@@ -202,6 +203,13 @@ def train_sections(plan: Plan) -> Iterator[list[Section]]:
             Section(_TRAINING, ("softmax",), found, "tokens"),
         ]
         yield done
+    several: list[Timing] = []
+    for subject in (*plan.families, *plan.cells):
+        peers = [recipe for peer in plan.peers if peer.families for recipe in peer.families(subject, BATCHES, device)]
+        if peers:
+            several += plan.beside([*_trainings(plan, [nn_recurrent.ours(subject)]), *peers], peaks=not plan.quick)
+            yield [*done, *_if_any(_TRAINING_KINDS_BESIDE, nn_recurrent.SHIPPED, several)]
+    done += _if_any(_TRAINING_KINDS_BESIDE, nn_recurrent.SHIPPED, several)
     for title, chosen in ((_TRAINING_KINDS, plan.families), (_TRAINING_CELLS, plan.cells)):
         if chosen:
             timed = _trained(plan, _trainings(plan, chosen))
@@ -313,7 +321,7 @@ TITLES: dict[What, tuple[str, ...]] = {
     "ops": (_TRANSFORMS, _ATTENTION),
     "transforms": (_TRANSFORMS,),
     "attention": (_ATTENTION,),
-    "train": (_TRAINING_BESIDE, _TRAINING, _TRAINING_KINDS, _TRAINING_CELLS),
+    "train": (_TRAINING_BESIDE, _TRAINING, _TRAINING_KINDS_BESIDE, _TRAINING_KINDS, _TRAINING_CELLS),
     "decode": (_DECODING_BESIDE, _DECODING, _DECODING_KINDS, _DECODING_CELLS),
     "scaling": (_COST,),
 }

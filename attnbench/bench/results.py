@@ -332,7 +332,7 @@ def _speeds(document: dict[str, Any]) -> dict[Key, tuple[float, float]]:
     }
 
 
-_CASES_OF = {"entmax: ": "entmax", "adasplash: ": "adasplash", "CTranslate2": "ctranslate2", "torch.nn.": "torch"}
+_CASES_OF = {"entmax: ": "entmax", "adasplash: ": "adasplash", "CTranslate2": "ctranslate2", "torch.nn": "torch"}
 """How the names of the cases of other packages begin."""
 
 

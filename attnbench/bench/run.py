@@ -233,6 +233,13 @@ def _require_use(
                 f"--against {peer.package}: it does nothing that could be timed beside {', '.join(what)} on "
                 f"{place.type}; leave it out"
             )
+        only_models = all(each in OF_SIZES for each in what if serves(peer, each, place))
+        beside = "train" in what and any(peer.families(each, 1, place) for each in cells if peer.families)
+        if cells and only_models and not beside:
+            raise SpecError(
+                f"--against {peer.package}: it does nothing that could be timed beside {', '.join(what)} of these "
+                "cells; leave it out"
+            )
 
 
 def _require_kinds(what: Sequence[What], kinds: Sequence[str], earlier: dict[str, Any] | None) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from attnbench.bench import ctranslate2, models, nn_transformer, peers, sentences
+from attnbench.bench import ctranslate2, models, nn_recurrent, nn_transformer, peers, sentences
 from attnbench.bench.sentences import Load
-from attnbench.bench.subjects import fields_of, transformer
+from attnbench.bench.subjects import Subject, families, fields_of, transformer, words
 from attnbench.data.base import PAD
+from attnbench.models.base import models as specs
+from attnbench.tasks.pairs import source_of
 from attnbench.train.runtime import Runtime
 
 CPU = torch.device("cpu")
@@ -65,6 +68,89 @@ def test_torch_has_the_parameters_of_the_model_here_but_for_its_positions_and_la
     theirs = nn_transformer.NNTransformer(spec)
     more = nn_transformer.LONGEST * spec.width + 4 * spec.width  # nn.Transformer ends both stacks with a norm
     assert _count(theirs) - _count(ours) == more
+
+
+RECURRENT: dict[str, dict[str, Any]] = {
+    "no attention": {"readout": "state", "attention": {"cross": {"module": "none"}}},
+    "taken at once": {"attention": {"cross": {"score": "bilinear"}}},
+    "fed": {"input_feeding": "attentional", "attention": {"cross": {"score": "bilinear"}}},
+    "fed with the context": {"input_feeding": "context", "attention": {"cross": {"score": "additive"}}},
+    "both ways": {
+        "query": "previous", "readout": "concat", "bidirectional": True, "attention": {"cross": {"score": "additive"}},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize("name", RECURRENT)
+def test_what_is_written_in_torch_is_the_recurrent_model_number_for_number(name, kind):
+    spec = specs.parse({"kind": kind, "layers": 2, "width": 6, "embedding": 5, "dropout": 0.3, **RECURRENT[name]})
+    assert nn_recurrent.serves(spec)
+    ours, theirs = spec.build(words()).eval(), nn_recurrent.NNRecurrent(spec, words()).eval()
+    _give(ours, theirs)
+    assert _count(ours) == _count(theirs)
+    (batch,) = sentences.batches(1, CPU)
+    wanted = theirs(batch.source, batch.target_in)
+    found = ours.logits(ours.decode(ours.encode(source_of(batch)), batch.target_in).hidden)
+    there = batch.target_valid
+    torch.testing.assert_close(found[there], wanted[there], rtol=1e-4, atol=1e-5)
+    wanted[there].square().sum().backward()
+    assert all(each.grad is not None and each.grad.abs().sum() > 0 for each in theirs.parameters())
+
+
+def _give(ours: Any, theirs: Any) -> None:
+    """The weights of ours to what torch's modules are."""
+    given = dict(ours.named_parameters())
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            place, _, rest = name.partition(".")
+            if place == "cells":
+                number, _, kind = rest.partition(".")
+                source = given.pop(f"decoder.{kind}_l{number}")
+            else:
+                path = {
+                    "source": "encoder.table", "target": "table", "encoder": "encoder.layers",
+                    "bridges": "encoder.bridges",
+                }.get(place, place)  # fmt: skip
+                own = {
+                    "key.weight": "key_weight" if theirs.query is not None else "weight", "key.bias": "bias",
+                    "query.weight": "query_weight", "vector.weight": "vector",
+                }.get(name)  # fmt: skip
+                source = given.pop(f"attention.score.{own}" if own else f"{path}.{rest}")
+            matrix = place in ("key", "query") and rest == "weight"
+            parameter.copy_((source.squeeze(0).t() if matrix else source).reshape(parameter.shape))
+    assert not given
+
+
+@pytest.mark.parametrize("raw", [
+    {"attention": {"cross": {"score": "additive", "transform": "sparsemax"}}},
+    {"attention": {"cross": {"score": "additive", "coverage": "neural"}}},
+    {"attention": {"cross": {"score": {"kind": "additive", "units": 4}}}},
+    {"attention": {"cross": {"score": "dot"}}},
+    {"attention": {"cross": {"score": "bilinear", "pattern": {"kind": "random", "n": 2}}}},
+    {"attention": {"cross": {"module": {"kind": "fixed_memory", "slots": 4}}}},
+], ids=str)  # fmt: skip
+def test_what_is_not_written_in_torch_is_not_timed(raw):
+    spec = specs.parse({"kind": "lstm", "layers": 1, "width": 6, **raw})
+    assert not nn_recurrent.serves(spec)
+    (peer,) = peers.find(["torch"])
+    assert peer.families is not None
+    assert not peer.families(Subject("a", "b", spec.dump(), words()), 1, CPU)
+
+
+def test_torch_trains_the_families_as_long_and_by_as_many_tokens():
+    (peer,) = peers.find(["torch"])
+    assert peer.families is not None
+    named = {subject.name: peer.families(subject, 1, CPU) for subject in families(8, 200)}
+    assert [name for name, recipes in named.items() if recipes] == [
+        "LSTM, no attention", "LSTM, softmax", "GRU, additive"
+    ]  # fmt: skip
+    for subject in families(8, 200):
+        beside = models.training(nn_recurrent.ours(subject), 1, Runtime(CPU))
+        for recipe in named[subject.name]:
+            case = recipe.make(*recipe.given)
+            assert (case.group, case.work) == (beside.group, beside.work)
+            case.run()
 
 
 def test_torch_learns_what_the_batch_holds():

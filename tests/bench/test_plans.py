@@ -18,7 +18,8 @@ from attnbench.attention.transforms import _rows
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.transforms.softmax import SoftmaxSpec
 from attnbench.attention.transforms.topk import TopKSpec
-from attnbench.bench import models, ops, plans, scaling, sentences
+from attnbench.bench import models, ops, plans, scaling, sentences, subjects
+from attnbench.bench.processes import Recipe
 from attnbench.bench.sentences import Load
 from attnbench.bench.subjects import PATTERNS, Subject, transformer
 from attnbench.bench.timer import Case, Timing, Yardstick
@@ -468,6 +469,35 @@ def test_other_packages_are_timed_in_processes_that_rest_and_training_is_of_torc
     # threads of another package wait in a loop for 0.2 s after their work
     assert [given["rest"] > 0.2 for given in seen] == [True, False]
     assert seen[0]["device"] == CPU
+
+
+@pytest.mark.parametrize("of", ["families", "cells"])
+def test_recurrent_models_are_timed_beside_torch_each_with_its_own(of, monkeypatch):
+    from attnbench.bench import nn_recurrent, peers
+
+    def beside(self: plans.Plan, recipes: list[Recipe], *, peaks: bool) -> list[Timing]:
+        made = [recipe.make(*recipe.given) for recipe in recipes]
+        return [Timing(case.group, case.name, 1.0, 1.0, 1.0, 1.0, case.work, None) for case in made]
+
+    monkeypatch.setattr(sentences, "WORDS", 60)
+    monkeypatch.setattr(plans.Plan, "beside", beside)
+    monkeypatch.setattr(plans, "_trained", lambda *given: [])
+    monkeypatch.setattr(plans.Plan, "of_sizes", [])
+    plan = plans.Plan(Runtime(CPU), 1, True, peers.find(["torch"]))
+    known = [each for each in subjects.families(8, 200) if each.model["kind"] != "convs2s"]
+    if of == "cells":
+        plan = plan._replace(cells=known)
+    else:
+        monkeypatch.setattr(plans.Plan, "families", known)
+    *_, (found, rest) = plans.train_sections(plan)
+    assert found.title == plans._TRAINING_KINDS_BESIDE
+    assert found.baseline == (nn_recurrent.SHIPPED,)
+    assert [(each.group, each.name) for each in found.timings] == [
+        (f"8 wide, {name}", made) for name in ("LSTM, no attention", "LSTM, softmax", "GRU, additive")
+        for made in (nn_recurrent.OURS, nn_recurrent.SHIPPED, nn_recurrent.SET_UP)
+    ]  # fmt: skip
+    assert len({each.work for each in found.timings}) == 1
+    assert rest.title in (plans._TRAINING_KINDS, plans._TRAINING_CELLS)
 
 
 def test_what_grows_runs():

@@ -512,7 +512,11 @@ def test_cells_of_several_lengths_stand_apart(invoke):
     (("ops", "--spec", "own.yaml"), "--spec: ops times no models; leave it out, or time train or decode"),
     (("--spec", "own.yaml", "--size", "mini"), "--size: with --spec its cells are timed, and nothing else"),
     (("--spec", "own.yaml", "--only", "topk"), "--only: with --spec its cells are timed, and nothing else"),
-    (("--spec", "own.yaml", "--against", "torch"), "--against: with --spec its cells are timed, and nothing else"),
+    (
+        ("train", "--spec", "own.yaml", "--set", "model.attention.cross.score=dot", "--against", "torch"),
+        "--against torch: it does nothing that could be timed beside train of these cells; leave it out",
+    ),
+    (("--spec", "own.yaml", "--against", "ctranslate2"), "beside train, decode of these cells; leave it out"),
     (("--spec", "nowhere.yaml"), "nowhere.yaml: there is no such file"),
     (("--spec", "own.yaml", "--set", "model.widht=3"), "unknown key 'widht'; did you mean 'width'?"),
     (("--set", "model.width=3"), "--set model.width=3: it changes a spec; name one with --spec"),
