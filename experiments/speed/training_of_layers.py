@@ -1,10 +1,12 @@
 """Training of LSTM, GRU and ConvS2S models of the papers: layers as attnbench trains them on a processor
-(models/_cells.py, models/_windows.py), and torch's own in their place, which for ConvS2S have padding, too.
+(models/_cells.py, models/_windows.py), with keys and values whose gradients are made behind all steps
+(core/gathered.py, attention/backends/few.py), and torch's own layers and products in their place, which for ConvS2S
+have padding, too.
 
     python training_of_layers.py --rounds 5
 
 Updates with a vocabulary of 10,000 words on batches of random ones, as those of `attnbench speed train`: forward,
-backward, clipping and Adam, in turns in one process; everything but the layers is the same. A multiple is the median of
+backward, clipping and Adam, in turns in one process; everything else is the same. A multiple is the median of
 those of single rounds, with the least and the most of them.
 """
 
@@ -63,8 +65,10 @@ def update(path: str, label: str, tokens: int, runtime: Runtime) -> tuple[str, C
 
 def seconds(run: Callable[[], Any], *, own: bool) -> float:
     with ExitStack() as torchs:
-        for kind in () if own else ("_cells", "_windows"):
-            torchs.enter_context(patch(f"attnbench.models.{kind}.serves", return_value=False))
+        for name in () if own else ("models._cells.serves", "models._windows.serves", "attention.backends.few._serves"):
+            torchs.enter_context(patch(f"attnbench.{name}", return_value=False))
+        if not own:
+            torchs.enter_context(patch("attnbench.models.recurrent.gathered", lambda held: held))
         started = time.perf_counter()
         run()
         return time.perf_counter() - started
@@ -81,7 +85,7 @@ def main() -> None:
     use_threads(processor.usable_cores())
     use_onednn_float32()
     print(f"{runtime.precision}, {processor.name()}, threads {torch.get_num_threads()}, torch {torch.__version__}\n")
-    print("| model | torch's layers, tokens/s | attnbench's | times as fast | from | to |")
+    print("| model | torch's, tokens/s | attnbench's | times as fast | from | to |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     for case in CASES:
         name, run, tokens = update(*case, runtime)
