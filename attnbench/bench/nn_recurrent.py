@@ -9,17 +9,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from attnbench.attention.transforms.softmax import SoftmaxSpec
-from attnbench.bench import nn_loop, sentences
-from attnbench.bench.subjects import Subject
-from attnbench.bench.timer import Case
+from attnbench.bench import nn_loop
 from attnbench.data.base import PAD
 from attnbench.models.base import ModelSpec, Sizes
 from attnbench.models.recurrent import RecurrentSpec
-
-OURS = "attnbench"
-SHIPPED = "torch.nn in a plain loop, float32, as shipped"
-SET_UP = "torch.nn in a plain loop, float32"
-"""With the products and the memory that every training here has."""
 
 
 def serves(spec: ModelSpec) -> bool:
@@ -133,22 +126,3 @@ class NNRecurrent(nn_loop.Model):
         if self.attentional is not None:
             return self.dropout(torch.tanh(self.attentional(torch.cat([*contexts, states], -1))))
         return torch.cat([states, *contexts, embedded], -1) if self.spec.readout == "concat" else states
-
-
-def training(subject: Subject, count: int, device: torch.device, name: str) -> Case:
-    """Updates on the batches of models.training."""
-    spec = subject.spec
-    assert isinstance(spec, RecurrentSpec)  # which it `serves`
-    torch.manual_seed(0)
-    batches = sentences.batches(count, device, subject.update.tokens, subject.sizes, subject.longest)
-    model = NNRecurrent(spec, subject.sizes).to(device)
-    return nn_loop.training(group_of(subject), name, model, batches, subject.update.smoothing)
-
-
-def ours(subject: Subject) -> Subject:
-    """What is timed beside it."""
-    return subject._replace(group=group_of(subject), name=OURS)
-
-
-def group_of(subject: Subject) -> str:
-    return f"{subject.group}, {subject.name}"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnbench.bench import ctranslate2, nn_recurrent, nn_transformer
+from attnbench.bench import ctranslate2, nn_kinds, nn_transformer
 from attnbench.bench.ops import Method
 from attnbench.bench.processes import Recipe
 from attnbench.bench.sentences import Load
@@ -55,9 +55,9 @@ def _torch() -> Peer:
         return twice(nn_transformer.training, (size, count, device), *names)
 
     def families(subject: Subject, count: int, device: torch.device) -> list[Recipe]:
-        if not nn_recurrent.serves(subject.spec):
+        if not nn_kinds.serves(subject.spec):
             return []
-        return twice(nn_recurrent.training, (subject, count, device), nn_recurrent.SHIPPED, nn_recurrent.SET_UP)
+        return twice(nn_kinds.training, (subject, count, device), nn_kinds.SHIPPED, nn_kinds.SET_UP)
 
     return Peer("torch", torch.__version__, training=training, families=families)
 

@@ -10,7 +10,7 @@ import torch
 
 from attnbench.attention.patterns.base import patterns
 from attnbench.attention.transforms.base import TransformSpec, transforms
-from attnbench.bench import ctranslate2, models, nn_recurrent, nn_transformer, ops, scaling, subjects
+from attnbench.bench import ctranslate2, models, nn_kinds, nn_transformer, ops, scaling, subjects
 from attnbench.bench.machine import copies, products
 from attnbench.bench.peers import Peer, serves
 from attnbench.bench.processes import Recipe, together, with_peaks
@@ -207,9 +207,9 @@ def train_sections(plan: Plan) -> Iterator[list[Section]]:
     for subject in (*plan.families, *plan.cells):
         peers = [recipe for peer in plan.peers if peer.families for recipe in peer.families(subject, BATCHES, device)]
         if peers:
-            several += plan.beside([*_trainings(plan, [nn_recurrent.ours(subject)]), *peers], peaks=not plan.quick)
-            yield [*done, *_if_any(_TRAINING_KINDS_BESIDE, nn_recurrent.SHIPPED, several)]
-    done += _if_any(_TRAINING_KINDS_BESIDE, nn_recurrent.SHIPPED, several)
+            several += plan.beside([*_trainings(plan, [nn_kinds.ours(subject)]), *peers], peaks=not plan.quick)
+            yield [*done, *_if_any(_TRAINING_KINDS_BESIDE, nn_kinds.SHIPPED, several)]
+    done += _if_any(_TRAINING_KINDS_BESIDE, nn_kinds.SHIPPED, several)
     for title, chosen in ((_TRAINING_KINDS, plan.families), (_TRAINING_CELLS, plan.cells)):
         if chosen:
             timed = _trained(plan, _trainings(plan, chosen))

@@ -69,8 +69,7 @@ def speed(
         str | None,
         typer.Option(
             "--against",
-            help="Timed beside: entmax, torch (also beside recurrent models, and those of a spec), ctranslate2, "
-            "adasplash; sdpa always is.",
+            help="Timed beside: entmax, torch (models of a spec, too), ctranslate2, adasplash; sdpa always is.",
         ),
     ] = None,
     compare: Annotated[Path | None, typer.Option("--compare", help="Say which ratios fell since this JSON.")] = None,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.bench import ctranslate2, models, nn_recurrent, nn_transformer, peers, sentences
+from attnbench.bench import ctranslate2, models, nn_convs2s, nn_kinds, nn_recurrent, nn_transformer, peers, sentences
 from attnbench.bench.sentences import Load
 from attnbench.bench.subjects import Subject, families, fields_of, transformer, words
 from attnbench.data.base import PAD
@@ -65,7 +65,7 @@ def test_on_a_gpu_torch_is_timed_as_shipped_alone():
 def test_torch_has_the_parameters_of_the_model_here_but_for_its_positions_and_last_norms():
     spec = fields_of("tiny")
     ours = transformer("tiny", "softmax").build(CPU)
-    theirs = nn_transformer.NNTransformer(spec)
+    theirs = nn_transformer.NNTransformer(spec, words())
     more = nn_transformer.LONGEST * spec.width + 4 * spec.width  # nn.Transformer ends both stacks with a norm
     assert _count(theirs) - _count(ours) == more
 
@@ -89,6 +89,39 @@ def test_what_is_written_in_torch_is_the_recurrent_model_number_for_number(name,
     ours, theirs = spec.build(words()).eval(), nn_recurrent.NNRecurrent(spec, words()).eval()
     _give(ours, theirs)
     assert _count(ours) == _count(theirs)
+    _gives_the_same(ours, theirs)
+
+
+@pytest.mark.parametrize("raw", [
+    {}, {"share_attention": True, "kernel": 4}, {"decoder_layers": 1, "tie": "decoder"}, {"kernel": 2, "tie": "all"},
+], ids=str)  # fmt: skip
+def test_what_is_written_in_torch_is_the_convs2s_number_for_number(raw):
+    spec = specs.parse({"kind": "convs2s", "layers": 2, "width": 6, "embedding": 5, "dropout": 0.3, **raw})
+    assert nn_convs2s.serves(spec)
+    ours, theirs = spec.build(words()).eval(), nn_convs2s.NNConvS2S(spec, words()).eval()
+    assert _count(ours) == _count(theirs)
+    given = dict(ours.named_parameters())
+    names = {
+        "source": "source_embedding.table", "target": "target_embedding.table", "encoder": "encoder.layers",
+        "source_position": "source_embedding.positions", "target_position": "target_embedding.positions",
+        "expand.0": "encoder.expand", "contract.0": "encoder.contract", "expand.1": "expand", "contract.1": "contract",
+    }  # fmt: skip
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            place, _, kind = name.rpartition(".")
+            part, _, number = place.partition(".")
+            if part in ("query", "context"):
+                path = f"attention.{number}.project_{part}"
+            elif place in names:
+                path = names[place]
+            else:
+                path = ".".join([names.get(part, part), *([number] if number else [])])
+            parameter.copy_(given.pop(f"{path}.{kind}"))
+    assert not given
+    _gives_the_same(ours, theirs)
+
+
+def _gives_the_same(ours: Any, theirs: Any) -> None:
     (batch,) = sentences.batches(1, CPU)
     wanted = theirs(batch.source, batch.target_in)
     found = ours.logits(ours.decode(ours.encode(source_of(batch)), batch.target_in).hidden)
@@ -129,10 +162,14 @@ def _give(ours: Any, theirs: Any) -> None:
     {"attention": {"cross": {"score": "dot"}}},
     {"attention": {"cross": {"score": "bilinear", "pattern": {"kind": "random", "n": 2}}}},
     {"attention": {"cross": {"module": {"kind": "fixed_memory", "slots": 4}}}},
+    {"kind": "convs2s", "attention": {"cross": {"transform": "sparsemax"}}},
+    {"kind": "convs2s", "attention": {"cross": {"module": "multihead"}}},
+    {"kind": "transformer", "attention": {"cross": {"transform": "sparsemax"}}},
+    {"kind": "transformer", "attention": {"encoder_self": {"pattern": {"kind": "window", "n": 3}}}},
 ], ids=str)  # fmt: skip
 def test_what_is_not_written_in_torch_is_not_timed(raw):
-    spec = specs.parse({"kind": "lstm", "layers": 1, "width": 6, **raw})
-    assert not nn_recurrent.serves(spec)
+    spec = specs.parse({"kind": "lstm", "layers": 1, "width": 8, **raw})
+    assert not nn_kinds.serves(spec)
     (peer,) = peers.find(["torch"])
     assert peer.families is not None
     assert not peer.families(Subject("a", "b", spec.dump(), words()), 1, CPU)
@@ -143,19 +180,30 @@ def test_torch_trains_the_families_as_long_and_by_as_many_tokens():
     assert peer.families is not None
     named = {subject.name: peer.families(subject, 1, CPU) for subject in families(8, 200)}
     assert [name for name, recipes in named.items() if recipes] == [
-        "LSTM, no attention", "LSTM, softmax", "GRU, additive"
+        "Transformer", "LSTM, no attention", "LSTM, softmax", "GRU, additive", "ConvS2S"
     ]  # fmt: skip
     for subject in families(8, 200):
-        beside = models.training(nn_recurrent.ours(subject), 1, Runtime(CPU))
+        beside = models.training(nn_kinds.ours(subject), 1, Runtime(CPU))
         for recipe in named[subject.name]:
             case = recipe.make(*recipe.given)
             assert (case.group, case.work) == (beside.group, beside.work)
             case.run()
 
 
+@pytest.mark.parametrize("raw", [
+    {}, {"norm": "pre", "tie": "none", "output_bias": True}, {"decoder_layers": 1, "tie": "decoder"},
+], ids=str)  # fmt: skip
+def test_torchs_transformer_has_the_layout_of_a_spec(raw):
+    """But for positions, and norms that end both stacks: with norms before sublayers ours has those, too."""
+    spec = specs.parse({"kind": "transformer", "preset": "tiny", "max_length": 64, **raw})
+    ours, theirs = spec.build(words()), nn_transformer.NNTransformer(spec, words())
+    more = nn_transformer.LONGEST * 128 + (0 if raw.get("norm") == "pre" else 4 * 128)
+    assert _count(theirs) - _count(ours) == more
+
+
 def test_torch_learns_what_the_batch_holds():
     torch.manual_seed(0)
-    model = nn_transformer.NNTransformer(fields_of("tiny")).eval()
+    model = nn_transformer.NNTransformer(fields_of("tiny"), words()).eval()
     (batch,) = sentences.batches(1, CPU)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     losses = []
@@ -171,7 +219,7 @@ def test_torch_learns_what_the_batch_holds():
 
 def test_what_torch_looks_at_is_not_padding_nor_what_comes_later():
     torch.manual_seed(0)
-    model = nn_transformer.NNTransformer(fields_of("tiny")).eval()
+    model = nn_transformer.NNTransformer(fields_of("tiny"), words()).eval()
     source, target = torch.randint(5, 60, (2, 6)), torch.randint(5, 60, (2, 5))
     with torch.no_grad():
         wanted = model(source, target)
@@ -191,7 +239,7 @@ def test_torch_is_timed_with_and_without_what_every_training_here_sets():
 def test_torch_drops_where_the_model_here_does_but_for_weights():
     """Of states before they join the residual stream; nothing within the feed-forward blocks."""
     spec = fields_of("tiny")
-    model = nn_transformer.NNTransformer(spec).train()
+    model = nn_transformer.NNTransformer(spec, words()).train()
     layers = [*model.stacks.encoder.layers, *model.stacks.decoder.layers]
     assert len(layers) == 2 * spec.layers
     for layer in layers:

@@ -472,8 +472,8 @@ def test_other_packages_are_timed_in_processes_that_rest_and_training_is_of_torc
 
 
 @pytest.mark.parametrize("of", ["families", "cells"])
-def test_recurrent_models_are_timed_beside_torch_each_with_its_own(of, monkeypatch):
-    from attnbench.bench import nn_recurrent, peers
+def test_models_of_every_kind_are_timed_beside_torchs_each_with_its_own(of, monkeypatch):
+    from attnbench.bench import nn_kinds, peers
 
     def beside(self: plans.Plan, recipes: list[Recipe], *, peaks: bool) -> list[Timing]:
         made = [recipe.make(*recipe.given) for recipe in recipes]
@@ -484,17 +484,18 @@ def test_recurrent_models_are_timed_beside_torch_each_with_its_own(of, monkeypat
     monkeypatch.setattr(plans, "_trained", lambda *given: [])
     monkeypatch.setattr(plans.Plan, "of_sizes", [])
     plan = plans.Plan(Runtime(CPU), 1, True, peers.find(["torch"]))
-    known = [each for each in subjects.families(8, 200) if each.model["kind"] != "convs2s"]
+    known = subjects.families(8, 200)
     if of == "cells":
         plan = plan._replace(cells=known)
     else:
         monkeypatch.setattr(plans.Plan, "families", known)
     *_, (found, rest) = plans.train_sections(plan)
     assert found.title == plans._TRAINING_KINDS_BESIDE
-    assert found.baseline == (nn_recurrent.SHIPPED,)
+    assert found.baseline == (nn_kinds.SHIPPED,)
     assert [(each.group, each.name) for each in found.timings] == [
-        (f"8 wide, {name}", made) for name in ("LSTM, no attention", "LSTM, softmax", "GRU, additive")
-        for made in (nn_recurrent.OURS, nn_recurrent.SHIPPED, nn_recurrent.SET_UP)
+        (f"8 wide, {name}", made)
+        for name in ("Transformer", "LSTM, no attention", "LSTM, softmax", "GRU, additive", "ConvS2S")
+        for made in (nn_kinds.OURS, nn_kinds.SHIPPED, nn_kinds.SET_UP)
     ]  # fmt: skip
     assert len({each.work for each in found.timings}) == 1
     assert rest.title in (plans._TRAINING_KINDS, plans._TRAINING_CELLS)
