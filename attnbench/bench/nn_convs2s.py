@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import glu, pad
 
-from attnbench.attention.transforms.softmax import SoftmaxSpec
 from attnbench.bench import nn_loop
 from attnbench.data.base import PAD
 from attnbench.models.base import ModelSpec, Sizes
@@ -14,10 +13,10 @@ from attnbench.models.convs2s import HALF, ConvS2SSpec
 
 def serves(spec: ModelSpec) -> bool:
     """Whether such a model is written here: softmax of dot products with the states themselves."""
-    if not isinstance(spec, ConvS2SSpec):
+    if not isinstance(spec, ConvS2SSpec) or type(spec) is not ConvS2SSpec:
         return False
     site = spec.attention.cross
-    plain = site.pattern.kind == "full" and site.bias is None and isinstance(site.transform, SoftmaxSpec)
+    plain = site.pattern.kind == "full" and site.bias is None and site.transform.kind == "softmax"
     return plain and site.module.kind == "single_head" and site.score.kind == "dot" and not spec.attention_dropout
 
 

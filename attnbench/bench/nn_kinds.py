@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -11,6 +10,7 @@ from attnbench.bench import nn_convs2s, nn_loop, nn_recurrent, nn_transformer, s
 from attnbench.bench.subjects import Subject
 from attnbench.bench.timer import Case
 from attnbench.models.base import ModelSpec
+from attnbench.train.optim import optimizers
 
 OURS = "attnbench"
 SHIPPED = "torch.nn in a plain loop, float32, as shipped"
@@ -33,15 +33,20 @@ def ours(subject: Subject) -> Subject:
     return subject._replace(group=_group(subject), name=OURS)
 
 
-def training(subject: Subject, count: int, device: torch.device, name: str) -> Case:
-    """Updates on the batches of models.training; only of what this module `serves`."""
-    spec: Any = subject.spec
-    build = next(build for served, build in _KINDS if served(spec))
+def build(subject: Subject) -> nn_loop.Model:
+    """The model in torch's modules; only of what this module `serves`."""
+    spec = subject.spec
     torch.manual_seed(0)
-    longest = min(subject.longest, getattr(spec, "max_length", subject.longest + 1) - 1)
-    batches = sentences.batches(count, device, subject.update.tokens, subject.sizes, longest)
-    model = build(spec, subject.sizes).to(device)
-    return nn_loop.training(_group(subject), name, model, batches, subject.update.smoothing)
+    return next(made for served, made in _KINDS if served(spec))(spec, subject.sizes)
+
+
+def training(subject: Subject, count: int, device: torch.device, name: str) -> Case:
+    """Updates on the batches of models.training, by the optimiser of the subject's updates; only of what this module
+    `serves`."""
+    update, model = subject.update, build(subject).to(device)
+    batches = sentences.batches(count, device, update.tokens, subject.sizes, subject.longest)
+    optimizer = optimizers.parse(update.optimizer).build(model.parameters())
+    return nn_loop.training(_group(subject), name, model, batches, optimizer, update.smoothing)
 
 
 def _group(subject: Subject) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from attnbench.bench.subjects import SMOOTHING
 from attnbench.bench.timer import Case
 from attnbench.data.base import PAD, Batch
 
@@ -17,11 +16,11 @@ class Model(nn.Module):
         raise NotImplementedError
 
 
-def training(group: str, name: str, model: Model, batches: list[Batch], smoothing: float = SMOOTHING) -> Case:
-    """Updates in float32 on these batches: F.cross_entropy, torch's Adam, no clipping. Work: target tokens, EOS
-    counted."""
+def training(
+    group: str, name: str, model: Model, batches: list[Batch], optimizer: torch.optim.Optimizer, smoothing: float
+) -> Case:
+    """Updates in float32 on these batches: F.cross_entropy, no clipping. Work: target tokens, EOS counted."""
     model.train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98))
 
     def run() -> None:
         for batch in batches:

@@ -8,16 +8,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from attnbench.attention.transforms.softmax import SoftmaxSpec
 from attnbench.bench import nn_loop
 from attnbench.data.base import PAD
 from attnbench.models.base import ModelSpec, Sizes
+from attnbench.models.gru import GruSpec
+from attnbench.models.lstm import LstmSpec
 from attnbench.models.recurrent import RecurrentSpec
 
 
 def serves(spec: ModelSpec) -> bool:
     """Whether such a model is written here: without attention, or with softmax of an additive or bilinear score."""
-    if not isinstance(spec, RecurrentSpec):
+    if not isinstance(spec, LstmSpec | GruSpec) or type(spec) not in (LstmSpec, GruSpec) or spec.attention_dropout:
         return False
     site = spec.attention.cross
     if site.module.kind == "none":
@@ -25,7 +26,7 @@ def serves(spec: ModelSpec) -> bool:
     if site.module.kind != "single_head" or site.score.kind not in ("additive", "bilinear"):
         return False
     plain = site.pattern.kind == "full" and site.bias is None and site.coverage is None
-    return plain and isinstance(site.transform, SoftmaxSpec) and getattr(site.score, "units", None) is None
+    return plain and site.transform.kind == "softmax" and getattr(site.score, "units", None) is None
 
 
 class NNRecurrent(nn_loop.Model):

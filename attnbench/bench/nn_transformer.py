@@ -7,10 +7,9 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from attnbench.attention.transforms.softmax import SoftmaxSpec
 from attnbench.attention.types import ROLES
 from attnbench.bench import nn_loop, sentences
-from attnbench.bench.subjects import fields_of, words
+from attnbench.bench.subjects import SMOOTHING, fields_of, words
 from attnbench.bench.timer import Case
 from attnbench.data.base import PAD
 from attnbench.models.base import ModelSpec, Sizes
@@ -24,12 +23,12 @@ LONGEST = 128
 
 def serves(spec: ModelSpec) -> bool:
     """Whether torch has a Transformer of this layout: full attention by softmax at every site."""
-    if not isinstance(spec, TransformerSpec):
+    if not isinstance(spec, TransformerSpec) or type(spec) is not TransformerSpec:
         return False
     sites = [spec.attention.site(role) for role in ROLES]
     return all(
         site.module.kind == "multihead" and site.score.kind == "scaled_dot" and site.pattern.kind == "full"
-        and site.bias is None and isinstance(site.transform, SoftmaxSpec)
+        and site.bias is None and site.transform.kind == "softmax"
         for site in sites
     )  # fmt: skip
 
@@ -77,7 +76,8 @@ class NNTransformer(nn_loop.Model):
 
 
 def training(size: str, count: int, device: torch.device, name: str) -> Case:
-    """Updates on the batches of models.training."""
+    """Updates on the batches of models.training, by torch's Adam."""
     torch.manual_seed(0)
     model = NNTransformer(fields_of(size), words()).to(device)
-    return nn_loop.training(size, name, model, sentences.batches(count, device))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98))
+    return nn_loop.training(size, name, model, sentences.batches(count, device), optimizer, SMOOTHING)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,15 +23,15 @@ from attnbench.core.spec import unknown
 class Peer(NamedTuple):
     """transforms: what it calls its own, as functions of scores over the last dimension. attention: functions of
     queries, keys and values on a GPU, with the attention here that does the same. training: what it trains, from a size
-    and a number of batches. families: the same of a model of any kind, where it has such a one. decoding: what it
-    decodes, from a size, a load and a number of threads."""
+    and a number of batches. models: the same of any model, given as a subject; nothing where it has no such model.
+    decoding: what it decodes, from a size, a load and a number of threads."""
 
     package: str
     version: str
     transforms: dict[str, Callable[[Tensor], Tensor]] = {}  # noqa: RUF012
     attention: dict[str, tuple[Callable[..., Tensor], Method]] = {}  # noqa: RUF012
     training: Callable[[str, int, torch.device], list[Recipe]] | None = None
-    families: Callable[[Subject, int, torch.device], list[Recipe]] | None = None
+    models: Callable[[Subject, int, torch.device], list[Recipe]] | None = None
     decoding: Callable[[str, Load, int], list[Recipe]] | None = None
 
 
@@ -45,21 +45,23 @@ def _entmax() -> Peer:
 
 
 def _torch() -> Peer:
-    def twice(make: Callable[..., Case], given: tuple[Any, ...], shipped: str, set_up: str) -> list[Recipe]:
+    def recipes(
+        make: Callable[..., Case], what: str | Subject, count: int, device: torch.device, shipped: str, set_up: str
+    ) -> list[Recipe]:
         """As shipped, and on a processor, for which things are set up, with those, too."""
-        found = [Recipe(make, (*given, shipped), shipped=True)]
-        return [*found, Recipe(make, (*given, set_up))] if given[-1].type == "cpu" else found
+        found = [Recipe(make, (what, count, device, shipped), shipped=True)]
+        return [*found, Recipe(make, (what, count, device, set_up))] if device.type == "cpu" else found
 
     def training(size: str, count: int, device: torch.device) -> list[Recipe]:
         names = nn_transformer.SHIPPED, nn_transformer.SET_UP
-        return twice(nn_transformer.training, (size, count, device), *names)
+        return recipes(nn_transformer.training, size, count, device, *names)
 
-    def families(subject: Subject, count: int, device: torch.device) -> list[Recipe]:
+    def models(subject: Subject, count: int, device: torch.device) -> list[Recipe]:
         if not nn_kinds.serves(subject.spec):
             return []
-        return twice(nn_kinds.training, (subject, count, device), nn_kinds.SHIPPED, nn_kinds.SET_UP)
+        return recipes(nn_kinds.training, subject, count, device, nn_kinds.SHIPPED, nn_kinds.SET_UP)
 
-    return Peer("torch", torch.__version__, training=training, families=families)
+    return Peer("torch", torch.__version__, training=training, models=models)
 
 
 def _ctranslate2() -> Peer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
@@ -19,6 +20,8 @@ from attnbench.bench.sentences import Load
 from attnbench.bench.subjects import Subject, transformer
 from attnbench.bench.timer import Case, Timing, Yardstick, measure
 from attnbench.train.runtime import Runtime
+
+_log = logging.getLogger("attnbench")
 
 What = Literal["ops", "transforms", "attention", "train", "decode", "scaling"]
 _REST = 0.3
@@ -205,10 +208,14 @@ def train_sections(plan: Plan) -> Iterator[list[Section]]:
         yield done
     several: list[Timing] = []
     for subject in (*plan.families, *plan.cells):
-        peers = [recipe for peer in plan.peers if peer.families for recipe in peer.families(subject, BATCHES, device)]
+        able = [peer for peer in plan.peers if peer.models]
+        peers = [recipe for peer in able if peer.models for recipe in peer.models(subject, BATCHES, device)]
         if peers:
-            several += plan.beside([*_trainings(plan, [nn_kinds.ours(subject)]), *peers], peaks=not plan.quick)
+            several += plan.beside([*_trainings(plan, [nn_kinds.ours(subject)]), *peers], peaks=True)
             yield [*done, *_if_any(_TRAINING_KINDS_BESIDE, nn_kinds.SHIPPED, several)]
+        elif able:
+            names = ", ".join(peer.package for peer in able)
+            _log.warning("--against %s: '%s' stands beside nothing: it is a model that they lack", names, subject.name)
     done += _if_any(_TRAINING_KINDS_BESIDE, nn_kinds.SHIPPED, several)
     for title, chosen in ((_TRAINING_KINDS, plan.families), (_TRAINING_CELLS, plan.cells)):
         if chosen:

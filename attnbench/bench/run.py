@@ -234,7 +234,7 @@ def _require_use(
                 f"{place.type}; leave it out"
             )
         only_models = all(each in OF_SIZES for each in what if serves(peer, each, place))
-        beside = "train" in what and any(peer.families(each, 1, place) for each in cells if peer.families)
+        beside = "train" in what and any(peer.models(each, 1, place) for each in cells if peer.models)
         if cells and only_models and not beside:
             raise SpecError(
                 f"--against {peer.package}: it does nothing that could be timed beside {', '.join(what)} of these "

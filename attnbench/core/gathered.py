@@ -45,7 +45,8 @@ class _Gathered(torch.autograd.Function):
 
 
 def gathered(held: Float[Tensor, "B H N E"]) -> Float[Tensor, "B H N E"]:
-    """The same numbers, for the steps of one loop; differentiable once."""
+    """The same numbers, for the steps of one loop; differentiable once. What is asked for as the gradient of the result
+    itself lacks the parts that are made behind the steps: ask for that of `held`."""
     return _Gathered.apply(held)  # pyright: ignore[reportReturnType]
 
 

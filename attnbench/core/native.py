@@ -63,6 +63,7 @@ _functorch: Any = getattr(torch._C, "_functorch", None)  # torch has no public n
 _modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 _forward_ad: Any = torch.autograd.forward_ad
 _tracing: Callable[[], bool] = torch._C._is_tracing
+_transformed: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 _wrapped: Callable[[Tensor], bool] = getattr(_functorch, "is_functorch_wrapped_tensor", lambda _: False)
 
 _off = ContextVar("_off", default=False)
@@ -139,9 +140,9 @@ def _of(source: Path, name: str) -> ctypes.CDLL | None:
 
 
 def readable(*tensors: Tensor) -> bool:
-    """Whether compiled code may read these where they lie: true tensors, not traced, mapped over by torch.func or
-    differentiated forwards, none a view that negates."""
-    if torch.compiler.is_compiling() or _tracing() or _modes():  # first: what follows cannot be traced
+    """Whether compiled code may read these where they lie: true tensors, not traced, none in a function that torch.func
+    maps or differentiates, or differentiated forwards, none a view that negates."""
+    if torch.compiler.is_compiling() or _tracing() or _modes() or _transformed():  # first: this cannot be traced
         return False
     for each in tensors:
         if type(each) not in _TRUE or _wrapped(each) or each.is_neg():

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from attnbench.attention.history import endow
 from attnbench.attention.spec import CrossSpec
 from attnbench.attention.types import Dims, History, Memory, Positions
-from attnbench.core import native, waiting
+from attnbench.core import hooks, native, waiting
 from attnbench.core.dropout import Dropout
 from attnbench.core.gates import State
 from attnbench.core.gathered import gathered
@@ -318,15 +318,21 @@ class Recurrent(Seq2SeqModel):
         return states, tuple(zip(*(after if len(before) > 1 else (after,)), strict=True))
 
     def _gather(self, cross: Memory) -> Memory:
-        """The same for the steps of one target: no step makes gradients as large as keys and values."""
-        keys, values = cross.keys, cross.values
-        if native.is_off_here() or not torch.is_grad_enabled() or values.device.type != "cpu":
+        """The same for the steps of one target: no step makes gradients as large as keys and values, unless somebody
+        looks at what attention takes. In float32 at least, as scores want keys, once."""
+        if (
+            native.is_off_here()
+            or cross.values.device.type != "cpu"
+            or any(map(hooks.are_on, self.attention.modules()))
+        ):
             return cross
-        if not native.readable(*(each for each in (keys, values) if each is not None)):
-            return cross
-        if keys is not None and keys.dtype.itemsize < 4:
-            keys = keys.float()  # as scores want them, once
-        return cross._replace(keys=None if keys is None else gathered(keys), values=gathered(values))
+
+        def once(held: Tensor) -> Tensor:
+            if not torch.is_grad_enabled() or not held.requires_grad or not native.readable(held):
+                return held
+            return gathered(held.float() if held.dtype.itemsize < 4 else held)
+
+        return cross._replace(keys=None if cross.keys is None else once(cross.keys), values=once(cross.values))
 
     def _choose_run(self, embedded: Float[Tensor, "R T E"]) -> Run:
         """What makes the steps of one target, in turn."""

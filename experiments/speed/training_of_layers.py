@@ -1,7 +1,7 @@
 """Training of LSTM, GRU and ConvS2S models of the papers: layers as attnbench trains them on a processor
 (models/_cells.py, models/_windows.py), with keys and values whose gradients are made behind all steps
 (core/gathered.py, attention/backends/few.py), and torch's own layers and products in their place, which for ConvS2S
-have padding, too.
+have padding, too; additive scores are compiled on both sides.
 
     python training_of_layers.py --rounds 5
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,12 @@ import torch
 from attnbench.bench import ctranslate2, models, nn_convs2s, nn_kinds, nn_recurrent, nn_transformer, peers, sentences
 from attnbench.bench.sentences import Load
 from attnbench.bench.subjects import Subject, families, fields_of, transformer, words
+from attnbench.core.dropout import Dropout
 from attnbench.data.base import PAD
 from attnbench.models.base import models as specs
+from attnbench.models.convs2s import ConvS2SSpec
+from attnbench.models.lstm import LstmSpec
+from attnbench.models.transformer import TransformerSpec
 from attnbench.tasks.pairs import source_of
 from attnbench.train.runtime import Runtime
 
@@ -160,6 +165,7 @@ def _give(ours: Any, theirs: Any) -> None:
     {"attention": {"cross": {"score": "additive", "coverage": "neural"}}},
     {"attention": {"cross": {"score": {"kind": "additive", "units": 4}}}},
     {"attention": {"cross": {"score": "dot"}}},
+    {"attention_dropout": 0.1, "attention": {"cross": {"score": "additive"}}},
     {"attention": {"cross": {"score": "bilinear", "pattern": {"kind": "random", "n": 2}}}},
     {"attention": {"cross": {"module": {"kind": "fixed_memory", "slots": 4}}}},
     {"kind": "convs2s", "attention": {"cross": {"transform": "sparsemax"}}},
@@ -171,14 +177,63 @@ def test_what_is_not_written_in_torch_is_not_timed(raw):
     spec = specs.parse({"kind": "lstm", "layers": 1, "width": 8, **raw})
     assert not nn_kinds.serves(spec)
     (peer,) = peers.find(["torch"])
-    assert peer.families is not None
-    assert not peer.families(Subject("a", "b", spec.dump(), words()), 1, CPU)
+    assert peer.models is not None
+    assert not peer.models(Subject("a", "b", spec.dump(), words()), 1, CPU)
 
 
-def test_torch_trains_the_families_as_long_and_by_as_many_tokens():
+@pytest.mark.parametrize("kind", [LstmSpec, ConvS2SSpec, TransformerSpec])
+def test_a_model_of_ones_own_is_not_taken_for_what_it_comes_from(kind):
+    class Own(kind):
+        pass
+
+    raw = {"attention": {"cross": {"score": "bilinear"}}} if kind is LstmSpec else {}
+    assert nn_kinds.serves(kind.model_validate(raw))
+    assert not nn_kinds.serves(Own.model_validate(raw))
+
+
+@pytest.mark.parametrize("name", ["LSTM, softmax", "GRU, additive", "ConvS2S"])
+def test_torch_drops_out_as_much_as_is_dropped_out_here(name):
+    """As often, and with the same chance."""
+    subject = next(each for each in families(8, 200) if each.name == name)
+    (batch,) = sentences.batches(1, CPU)
+
+    def dropped(model: Any, run: Callable[[], Any]) -> list[float]:
+        found: list[float] = []
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout | Dropout):
+                module.register_forward_hook(lambda module, *_: found.append(module.p))
+        run()
+        return [chance for chance in found if chance]
+
+    ours, theirs = subject.build(CPU).train(), nn_kinds.build(subject).train()
+    wanted = dropped(ours, lambda: ours.decode(ours.encode(source_of(batch)), batch.target_in))
+    found = dropped(theirs, lambda: theirs(batch.source, batch.target_in))
+    for module in theirs.modules():  # within torch's layers, where ours is a module
+        if isinstance(module, torch.nn.RNNBase) and module.dropout:
+            found += [module.dropout] * (module.num_layers - 1)
+    assert found == wanted != []
+
+
+def test_torch_is_given_the_same_batches_smoothing_and_optimiser(monkeypatch):
+    subject = next(each for each in families(8, 200) if each.name == "LSTM, softmax")
+    update = subject.update._replace(smoothing=0.25, optimizer={"kind": "sgd"})
+    subject, real = subject._replace(update=update), torch.nn.functional.cross_entropy
+    told, stepped = [], []
+    monkeypatch.setattr(torch.nn.functional, "cross_entropy", lambda *given, **more: told.append(
+        (given[1], more["label_smoothing"])) or real(*given, **more))  # fmt: skip
+    step = torch.optim.SGD.step
+    monkeypatch.setattr(torch.optim.SGD, "step", lambda self, *given: stepped.append(1) or step(self, *given))
+    nn_kinds.training(subject, 2, CPU, nn_kinds.SHIPPED).run()
+    wanted = [batch.target_out.flatten() for batch in sentences.batches(2, CPU, 200)]
+    assert all(torch.equal(found, batch) for (found, _), batch in zip(told, wanted, strict=True))
+    assert [smoothing for _, smoothing in told] == [0.25, 0.25]
+    assert len(stepped) == 2
+
+
+def test_torch_trains_models_of_every_kind_by_as_many_tokens():
     (peer,) = peers.find(["torch"])
-    assert peer.families is not None
-    named = {subject.name: peer.families(subject, 1, CPU) for subject in families(8, 200)}
+    assert peer.models is not None
+    named = {subject.name: peer.models(subject, 1, CPU) for subject in families(8, 200)}
     assert [name for name, recipes in named.items() if recipes] == [
         "Transformer", "LSTM, no attention", "LSTM, softmax", "GRU, additive", "ConvS2S"
     ]  # fmt: skip

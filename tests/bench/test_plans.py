@@ -472,7 +472,7 @@ def test_other_packages_are_timed_in_processes_that_rest_and_training_is_of_torc
 
 
 @pytest.mark.parametrize("of", ["families", "cells"])
-def test_models_of_every_kind_are_timed_beside_torchs_each_with_its_own(of, monkeypatch):
+def test_models_of_every_kind_are_timed_beside_torchs_each_with_its_own(of, monkeypatch, caplog):
     from attnbench.bench import nn_kinds, peers
 
     def beside(self: plans.Plan, recipes: list[Recipe], *, peaks: bool) -> list[Timing]:
@@ -489,7 +489,13 @@ def test_models_of_every_kind_are_timed_beside_torchs_each_with_its_own(of, monk
         plan = plan._replace(cells=known)
     else:
         monkeypatch.setattr(plans.Plan, "families", known)
-    *_, (found, rest) = plans.train_sections(plan)
+    with caplog.at_level("WARNING", logger="attnbench"):
+        *_, (found, rest) = plans.train_sections(plan)
+    lacking = [record.getMessage() for record in caplog.records]
+    assert lacking == [
+        f"--against torch: '{name}' stands beside nothing: it is a model that they lack"
+        for name in ("LSTM, csparsemax", "LSTM, fixed-size memory")
+    ]
     assert found.title == plans._TRAINING_KINDS_BESIDE
     assert found.baseline == (nn_kinds.SHIPPED,)
     assert [(each.group, each.name) for each in found.timings] == [

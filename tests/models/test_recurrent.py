@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -196,6 +197,42 @@ def test_gradients_of_what_all_steps_read_are_those_of_the_definition(kind, raw,
     slopes = (torch.autograd.grad(each, list(of.values()), upstream) for each in (mine, theirs))
     for name, own, other in zip(of, *slopes, strict=True):
         assert float((own - other).norm()) <= 1e-5 * max(float(other.norm()), 1.0), name
+
+
+@KINDS
+@pytest.mark.parametrize("score", ["additive", "bilinear"])
+def test_who_looks_at_attention_finds_gradients_of_what_it_takes(kind, score, monkeypatch):
+    monkeypatch.setattr(few, "_LEAST", 1)
+    model, taken = build({"kind": kind, "input_feeding": "context", "attention": {"cross": {"score": score}}}), []
+    model.float().attention.register_forward_pre_hook(lambda _, given: taken.extend(given[1][:2]))
+    upstream = torch.randn_like(found(model))
+    slopes = []
+    for taken_at in (0, None):  # as it is, and by the definition
+        taken.clear()
+        with native.off() if taken_at is None else contextlib.nullcontext():
+            made = found(model)
+        slopes.append(torch.autograd.grad(made, taken[:2], upstream))
+    for mine, theirs in zip(*slopes, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_decoder_that_nobody_learns_through_gathers_nothing(monkeypatch):
+    model = build({"kind": "gru", "input_feeding": "attentional"})
+    monkeypatch.setattr(recurrent, "gathered", None)
+    model.encoder.requires_grad_(False)
+    model.attention.requires_grad_(False)
+    found(model).sum().backward()
+
+
+@KINDS
+@pytest.mark.skipif(not multiplies_bfloat16(torch.device("cpu")), reason="this processor multiplies no bfloat16")
+def test_in_bfloat16_all_steps_read_float32(kind, monkeypatch):
+    read = []
+    monkeypatch.setattr(recurrent, "gathered", lambda held: read.append(held.dtype) or held)
+    model = build({"kind": kind, "input_feeding": "attentional"}).float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model.decode(model.encode(Source(SOURCE, torch.ones_like(SOURCE, dtype=torch.bool))), TARGET)
+    assert read == [torch.float32, torch.float32]
 
 
 @KINDS

@@ -59,7 +59,7 @@ class _Attention(ctypes.Structure):
 
 
 def compare(query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H Q K"]:
-    """`query @ keys^T`."""
+    """`query @ keys^T`. Differentiable once where compiled code serves: RuntimeError for a second derivative."""
     if not _serves(query, keys) or query.shape[3] != keys.shape[3]:
         return query @ keys.transpose(-2, -1)
     if _grows(query, keys):
@@ -69,8 +69,7 @@ def compare(query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) -> 
 
 def _compare(query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H Q K"]:
     out, query = query.new_empty(*query.shape[:-1], keys.shape[-2]), _dense(query)
-    library: Any = native.load(_SOURCE)
-    library.attnbench_compare(
+    native.loaded(_SOURCE).attnbench_compare(
         *map(ctypes.byref, (rows_of(query), rows_of(keys), _sizes(query, keys))), ctypes.c_float(1), native.at(out),
         torch.get_num_threads(),
     )  # fmt: skip
@@ -78,7 +77,8 @@ def _compare(query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) ->
 
 
 def blend(weights: Float[Tensor, "B H Q K"], values: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H Q E"]:
-    """`weights @ values`; where a row has one query, a value of weight 0 adds nothing, whatever it holds."""
+    """`weights @ values`; where a row has one query, a value of weight 0 adds nothing to it, whatever it holds.
+    Differentiable once where compiled code serves: RuntimeError for a second derivative."""
     if not _serves(weights, values) or weights.shape[3] != values.shape[2]:
         return weights @ values
     if _grows(weights, values):
@@ -88,8 +88,7 @@ def blend(weights: Float[Tensor, "B H Q K"], values: Float[Tensor, "B H K E"]) -
 
 def _blend(weights: Float[Tensor, "B H Q K"], values: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H Q E"]:
     out, weights = weights.new_empty(*weights.shape[:-1], values.shape[-1]), weights.contiguous()
-    library: Any = native.load(_SOURCE)
-    library.attnbench_blend(
+    native.loaded(_SOURCE).attnbench_blend(
         native.at(weights), *map(ctypes.byref, (rows_of(values), _sizes(weights, values), rows_of(out))),
         torch.get_num_threads(),
     )  # fmt: skip

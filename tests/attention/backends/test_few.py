@@ -110,6 +110,24 @@ def test_gradients_of_one_query_are_those_of_matrices(loop, frozen):
 
 @compiled
 @pytest.mark.parametrize("product", [few.compare, few.blend])
+def test_gradients_are_made_where_native_is_off_by_then(product):
+    asking, held = torch.randn(1, 1, 1, 5).requires_grad_(), cache(1, 1, 5, 5)
+    made = product(asking, held).sum()
+    with native.off():
+        made.backward()
+    (wanted,) = torch.autograd.grad((asking @ (held.mT if product is few.compare else held)).sum(), asking)
+    torch.testing.assert_close(asking.grad, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("product", [few.compare, few.blend])
+def test_in_a_function_that_is_mapped_over_torch_serves(product):
+    asking, held = torch.randn(1, 1, 1, 5).requires_grad_(), cache(1, 1, 5, 5)
+    found = torch.func.vmap(lambda factor: product(asking, held) * factor)(torch.tensor([1.0, 2.0]))
+    torch.testing.assert_close(found[1], 2 * product(asking, held), rtol=1e-5, atol=1e-5)
+
+
+@compiled
+@pytest.mark.parametrize("product", [few.compare, few.blend])
 def test_products_have_no_second_derivative(product):
     held = cache(1, 1, 5, 5).requires_grad_()
     with pytest.raises(RuntimeError, match="no second derivative"):
