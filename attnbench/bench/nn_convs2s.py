@@ -13,7 +13,7 @@ from attnbench.models.convs2s import HALF, ConvS2SSpec
 
 def serves(spec: ModelSpec) -> bool:
     """Whether such a model is written here: softmax of dot products with the states themselves."""
-    if not isinstance(spec, ConvS2SSpec) or type(spec) is not ConvS2SSpec:
+    if type(spec) is not ConvS2SSpec:
         return False
     site = spec.attention.cross
     plain = site.pattern.kind == "full" and site.bias is None and site.transform.kind == "softmax"

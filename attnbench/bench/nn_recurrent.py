@@ -18,7 +18,7 @@ from attnbench.models.recurrent import RecurrentSpec
 
 def serves(spec: ModelSpec) -> bool:
     """Whether such a model is written here: without attention, or with softmax of an additive or bilinear score."""
-    if not isinstance(spec, LstmSpec | GruSpec) or type(spec) not in (LstmSpec, GruSpec) or spec.attention_dropout:
+    if not (type(spec) is LstmSpec or type(spec) is GruSpec) or spec.attention_dropout:
         return False
     site = spec.attention.cross
     if site.module.kind == "none":

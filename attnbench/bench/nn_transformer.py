@@ -23,7 +23,7 @@ LONGEST = 128
 
 def serves(spec: ModelSpec) -> bool:
     """Whether torch has a Transformer of this layout: full attention by softmax at every site."""
-    if not isinstance(spec, TransformerSpec) or type(spec) is not TransformerSpec:
+    if type(spec) is not TransformerSpec:
         return False
     sites = [spec.attention.site(role) for role in ROLES]
     return all(

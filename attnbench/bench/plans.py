@@ -208,14 +208,15 @@ def train_sections(plan: Plan) -> Iterator[list[Section]]:
         yield done
     several: list[Timing] = []
     for subject in (*plan.families, *plan.cells):
-        able = [peer for peer in plan.peers if peer.models]
-        peers = [recipe for peer in able if peer.models for recipe in peer.models(subject, BATCHES, device)]
-        if peers:
+        made = {peer.package: peer.models(subject, BATCHES, device) for peer in plan.peers if peer.models}
+        for package, recipes in made.items():
+            if not recipes:
+                _log.warning(
+                    "--against %s: '%s' stands beside nothing, for it has no such model", package, subject.name
+                )
+        if peers := [recipe for recipes in made.values() for recipe in recipes]:
             several += plan.beside([*_trainings(plan, [nn_kinds.ours(subject)]), *peers], peaks=True)
             yield [*done, *_if_any(_TRAINING_KINDS_BESIDE, nn_kinds.SHIPPED, several)]
-        elif able:
-            names = ", ".join(peer.package for peer in able)
-            _log.warning("--against %s: '%s' stands beside nothing: it is a model that they lack", names, subject.name)
     done += _if_any(_TRAINING_KINDS_BESIDE, nn_kinds.SHIPPED, several)
     for title, chosen in ((_TRAINING_KINDS, plan.families), (_TRAINING_CELLS, plan.cells)):
         if chosen:

@@ -320,11 +320,9 @@ class Recurrent(Seq2SeqModel):
     def _gather(self, cross: Memory) -> Memory:
         """The same for the steps of one target: no step makes gradients as large as keys and values, unless somebody
         looks at what attention takes. In float32 at least, as scores want keys, once."""
-        if (
-            native.is_off_here()
-            or cross.values.device.type != "cpu"
-            or any(map(hooks.are_on, self.attention.modules()))
-        ):
+        if native.is_off_here() or cross.values.device.type != "cpu":
+            return cross
+        if any(map(hooks.are_on, self.attention.modules())):
             return cross
 
         def once(held: Tensor) -> Tensor:

@@ -493,7 +493,7 @@ def test_models_of_every_kind_are_timed_beside_torchs_each_with_its_own(of, monk
         *_, (found, rest) = plans.train_sections(plan)
     lacking = [record.getMessage() for record in caplog.records]
     assert lacking == [
-        f"--against torch: '{name}' stands beside nothing: it is a model that they lack"
+        f"--against torch: '{name}' stands beside nothing, for it has no such model"
         for name in ("LSTM, csparsemax", "LSTM, fixed-size memory")
     ]
     assert found.title == plans._TRAINING_KINDS_BESIDE
