@@ -34,8 +34,9 @@ class NNRecurrent(nn_loop.Model):
 
     def __init__(self, spec: RecurrentSpec, sizes: Sizes) -> None:
         super().__init__()
-        width, embedding, layers, context = spec.width, spec.embedding_width, spec.layers, spec.encoder_width
+        width, embedding, layers = spec.width, spec.embedding_width, spec.layers
         lstm, attends = spec.cell is nn.LSTM, spec.attends
+        context = spec.encoder_width if attends else 0
         layer: Any = spec.cell
         between = spec.dropout if layers > 1 else 0.0
         self.spec, self.states = spec, 2 if lstm else 1
@@ -52,15 +53,12 @@ class NNRecurrent(nn_loop.Model):
         self.query = nn.Linear(width, width, bias=False) if additive else None
         self.vector = nn.Linear(width, 1, bias=False) if additive else None
         fed = {"none": 0, "attentional": width, "context": context}[spec.input_feeding]
-        fed = context if spec.query == "previous" else fed
-        self.looped = bool(fed)
-        if self.looped:
+        self.fed_width = fed = context if spec.query == "previous" else fed
+        if fed:
             cell: Any = nn.LSTMCell if lstm else nn.GRUCell
             self.cells = nn.ModuleList(cell(width if place else embedding + fed, width) for place in range(layers))
         else:
             self.decoder = layer(embedding, width, layers, batch_first=True, dropout=between)
-        self.fed_width = fed
-        context = context if attends else 0
         attentional = spec.readout == "attentional"
         self.attentional = nn.Linear(context + width, width) if attentional else None
         read = width + context + embedding if spec.readout == "concat" else width
@@ -71,7 +69,7 @@ class NNRecurrent(nn_loop.Model):
         memory, state = self._encode(source, there)
         keys = None if self.key is None else self.key(memory)
         embedded = self.dropout(self.target(target))
-        if not self.looped:
+        if not self.fed_width:
             given = tuple(torch.stack(parts) for parts in zip(*state, strict=True))
             states, _ = self.decoder(embedded, given if self.states > 1 else given[0])
             contexts = [] if keys is None else [self._attend(states, memory, keys, there)]

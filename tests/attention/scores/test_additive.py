@@ -207,7 +207,6 @@ def test_a_score_is_compiled_by_torch_in_one_piece():
 
 
 @compiled
-@pytest.mark.skipif(native.load(_additive._SOURCE) is None, reason="no C++ compiler: torch operations serve")
 def test_in_a_loop_the_gradient_of_the_keys_is_one_sum():
     torch.manual_seed(0)
     queries, keys, vector = (torch.randn(shape).requires_grad_() for shape in ((5, 2, 1, 1, 6), (2, 1, 4, 6), (1, 6)))
@@ -222,6 +221,7 @@ def test_in_a_loop_the_gradient_of_the_keys_is_one_sum():
     assert arrived == [None]  # steps give autograd nothing as large as the keys
 
 
+@compiled
 def test_there_is_no_second_derivative():
     given = states(2, 3, 4)
     with pytest.raises(RuntimeError, match="Units has no second derivative"):
