@@ -120,5 +120,10 @@ class Residual(nn.Module):
 
     def forward(self, states: Float[Tensor, "... D"], sublayer: Callable[[Tensor], Tensor]) -> Float[Tensor, "... D"]:
         if self.before:
-            return states + self.dropout(sublayer(self.norm(states)))
-        return self.norm(states + self.dropout(sublayer(states)))
+            return self._add(states, sublayer(self.norm(states)))
+        return self.norm(self._add(states, sublayer(states)))
+
+    def _add(self, states: Tensor, found: Tensor) -> Tensor:
+        if type(self.dropout) is Dropout:
+            return self.dropout(found, to=states)
+        return states + self.dropout(found)  # somebody has put another in its place

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -111,6 +112,73 @@ def test_the_compiled_path_is_bit_for_bit_the_other(dtype: torch.dtype, count: i
         plain = run()
     for ours, theirs in zip(compiled, plain, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.skipif(native.load(module._SOURCE) is None, reason="no C++ compiler: torch operations serve")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_threads_and_strides_change_no_digit_of_the_compiled_path(dtype: torch.dtype):
+    x, to = torch.randn(257, 401).to(dtype).T, torch.randn(257, 401).to(dtype).T
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            torch.manual_seed(5)
+            found.append(Dropout(0.3)(x, to=to))
+        torch.manual_seed(5)
+        found.append(Dropout(0.3)(x.contiguous(), to=to.contiguous()))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
+PAIRS = [
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.float32),
+    (torch.float32, torch.bfloat16),  # which nothing is compiled for
+    (torch.float64, torch.float64),
+]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("dtypes", PAIRS)
+def test_what_is_kept_is_added_in_the_same_pass(dtypes: tuple[torch.dtype, torch.dtype], compiled: bool):
+    x, to = (torch.randn(3, 4_111).to(dtype).requires_grad_() for dtype in dtypes)
+    with nullcontext() if compiled else native.off():
+        torch.manual_seed(6)
+        dropped = Dropout(0.3)(torch.ones(x.shape, dtype=torch.float64))
+        torch.manual_seed(6)
+        out = Dropout(0.3)(x, to=to)
+        upstream = torch.randn(out.shape).to(out.dtype)
+        slopes = torch.autograd.grad(out, (x, to), upstream)
+    assert 0.2 < (dropped == 0).double().mean() < 0.4
+    assert (out.dtype, *(each.dtype for each in slopes)) == (torch.promote_types(*dtypes), *dtypes)
+    wanted = (to.double() + dropped * x.double()).to(out.dtype)
+    torch.testing.assert_close(out, wanted)
+    torch.testing.assert_close(slopes[0], (upstream.double() * dropped).to(x.dtype))
+    assert torch.equal(slopes[1], upstream.to(to.dtype))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_gradients_of_gradients_are_dropped_alike(compiled: bool):
+    x = torch.randn(50, requires_grad=True)
+    with nullcontext() if compiled else native.off():
+        out = Dropout(0.5)(x, to=torch.ones(50))
+        (slope,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+        (curvature,) = torch.autograd.grad(slope.sum(), x)
+    kept = (out != 1).float() * 2
+    assert torch.equal(curvature, 2 * kept * kept)
+
+
+def test_without_dropout_the_sum_is_torchs():
+    x, to = torch.randn(5), torch.randn(5)
+    assert torch.equal(Dropout(0.5).eval()(x, to=to), to + x)
+    assert torch.equal(Dropout(0.0)(x, to=to), to + x)
+
+
+def test_what_it_is_added_to_has_its_shape():
+    with pytest.raises(ValueError, match=r"\(4,\) cannot be added to \(3, 4\)"):
+        Dropout(0.5)(torch.ones(4), to=torch.ones(3, 4))
 
 
 def test_another_default_device_changes_nothing():

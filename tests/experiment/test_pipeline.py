@@ -259,10 +259,11 @@ def test_absent_data_are_told(bench: Any, tmp_path: Path):
 
 
 def test_a_best_checkpoint_that_is_gone_is_told(bench: Any):
-    experiment = bench.experiment({"train": {"validate_every": 1, "schedule": {"kind": "constant", "lr": 30.0}}})
+    rising = {"kind": "constant", "lr": 30.0, "warmup": 100}
+    experiment = bench.experiment({"train": {"validate_every": 1, "schedule": rising}})
     folder, result, _ = finish(bench, experiment)
     best = result["metrics"]["best/step"]
-    assert best < 4  # such a rate only does harm
+    assert best < 4  # such rates do ever more harm
     shutil.rmtree(folder / "checkpoints" / f"step-{best}")
     with pytest.raises(AttnbenchError, match=f"the best checkpoint, step {best}, is gone; run the cell with --fresh"):
         finish(bench, experiment)
