@@ -33,15 +33,14 @@ BATCHES = 2
 _TRANSFORMS = "transforms of scores"
 _ATTENTION = "attention, from projected queries, keys and values"
 _TRAINING, _TRAINING_BESIDE = "training, target tokens", "training beside other packages, target tokens"
-_TRAINING_KINDS_BESIDE = "training of other models beside other packages, target tokens"
-_TRAINING_KINDS, _TRAINING_CELLS = (
-    f"training of {what}, target tokens" for what in ("models of every kind", "the cells of a spec")
+_MODELS = ("models of every kind", "the cells of a spec")
+_TRAINING_KINDS, _TRAINING_CELLS = (f"training of {what}, target tokens" for what in _MODELS)
+_TRAINING_KINDS_BESIDE, _TRAINING_CELLS_BESIDE = (
+    f"training of {what} beside other packages, target tokens" for what in _MODELS
 )
 _DECODING = "decoding, tokens of the best outputs"
 _DECODING_BESIDE = "decoding beside other packages, tokens of the best outputs"
-_DECODING_KINDS, _DECODING_CELLS = (
-    f"decoding by {what}, tokens of the best outputs" for what in ("models of every kind", "the cells of a spec")
-)
+_DECODING_KINDS, _DECODING_CELLS = (f"decoding by {what}, tokens of the best outputs" for what in _MODELS)
 _COST = "cost against"
 _SHAPES = [(rows, length) for rows in (1, 64) for length in (26, 100)]
 """Sources that are decoded at a time, and how long they are."""
@@ -207,6 +206,7 @@ def train_sections(plan: Plan) -> Iterator[list[Section]]:
         ]
         yield done
     several: list[Timing] = []
+    title_beside = _TRAINING_CELLS_BESIDE if plan.cells else _TRAINING_KINDS_BESIDE
     for subject in (*plan.families, *plan.cells):
         made = {peer.package: peer.models(subject, BATCHES, device) for peer in plan.peers if peer.models}
         for package, recipes in made.items():
@@ -216,8 +216,8 @@ def train_sections(plan: Plan) -> Iterator[list[Section]]:
                 )
         if peers := [recipe for recipes in made.values() for recipe in recipes]:
             several += plan.beside([*_trainings(plan, [nn_kinds.ours(subject)]), *peers], peaks=True)
-            yield [*done, *_if_any(_TRAINING_KINDS_BESIDE, nn_kinds.SHIPPED, several)]
-    done += _if_any(_TRAINING_KINDS_BESIDE, nn_kinds.SHIPPED, several)
+            yield [*done, *_if_any(title_beside, nn_kinds.SHIPPED, several)]
+    done += _if_any(title_beside, nn_kinds.SHIPPED, several)
     for title, chosen in ((_TRAINING_KINDS, plan.families), (_TRAINING_CELLS, plan.cells)):
         if chosen:
             timed = _trained(plan, _trainings(plan, chosen))
@@ -329,7 +329,14 @@ TITLES: dict[What, tuple[str, ...]] = {
     "ops": (_TRANSFORMS, _ATTENTION),
     "transforms": (_TRANSFORMS,),
     "attention": (_ATTENTION,),
-    "train": (_TRAINING_BESIDE, _TRAINING, _TRAINING_KINDS_BESIDE, _TRAINING_KINDS, _TRAINING_CELLS),
+    "train": (
+        _TRAINING_BESIDE,
+        _TRAINING,
+        _TRAINING_KINDS_BESIDE,
+        _TRAINING_CELLS_BESIDE,
+        _TRAINING_KINDS,
+        _TRAINING_CELLS,
+    ),
     "decode": (_DECODING_BESIDE, _DECODING, _DECODING_KINDS, _DECODING_CELLS),
     "scaling": (_COST,),
 }

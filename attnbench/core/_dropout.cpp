@@ -3,17 +3,18 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "_bfloat16.hpp"
 
 namespace {
 
 constexpr int64_t SERIAL = 1 << 15;  // elements up to here are one thread's work
-constexpr int64_t BLOCK = 1 << 12;   // elements of a turn, an even number: two are drawn at once
+constexpr int64_t BLOCK = 1 << 10;   // elements of a turn, an even number: two places share a word
 
 struct Key {
     uint32_t factor, summand;
-    explicit Key(uint64_t drawn) : factor((uint32_t)drawn | 1), summand((uint32_t)(drawn >> 32)) {}
+    explicit Key(uint64_t bits) : factor((uint32_t)bits | 1), summand((uint32_t)(bits >> 32)) {}
 };
 
 // Wellons's lowbias32 (nullprogram.com/blog/2018/07/31) of a place in the key's own order.
@@ -26,9 +27,7 @@ inline uint32_t mixed(uint32_t place, Key key) {
 
 template <bool ADDS, class X, class To, class Out>
 void drop(
-    const X* x, const To* to, uint64_t drawn, int bound, float scale, Out* out, uint8_t* dropped, int64_t n,
-    int threads) {
-    Key key(drawn);
+    const X* x, const To* to, Key key, int bound, float scale, Out* out, uint8_t* dropped, int64_t n, int threads) {
     if (n <= SERIAL) threads = 1;
 #pragma omp parallel for num_threads(threads) schedule(static) if (parallel : threads > 1)
     for (int64_t begin = 0; begin < n; begin += BLOCK) {
@@ -42,7 +41,11 @@ void drop(
         for (int j = 0; j < count; ++j) {
             uint32_t word = mixed(first + (uint32_t)(j >> 1), key);
             bool below = (int16_t)(word >> (16 * (j & 1))) < bound;
-            float kept = below ? 0.0f : wide(from[j]) * scale;
+            float kept = wide(from[j]) * scale;
+            uint32_t bits;  // masked as such: a product that is added as it is would be rounded once, here and there
+            std::memcpy(&bits, &kept, 4);
+            bits &= (uint32_t)below - 1;
+            std::memcpy(&kept, &bits, 4);
             narrow(ADDS ? wide(base[j]) + kept : kept, into[j]);
             gone[j] = below;
         }
@@ -60,14 +63,14 @@ void pass(const G* grad, const uint8_t* dropped, float scale, X* out, int64_t n,
 
 #define DROP(NAME, X)                                                                                                  \
     extern "C" void attnbench_drop_##NAME(                                                                             \
-        const X* x, uint64_t drawn, int bound, float scale, X* out, uint8_t* dropped, int64_t n, int threads) {        \
-        drop<false>(x, (const X*)nullptr, drawn, bound, scale, out, dropped, n, threads);                              \
+        const X* x, uint64_t key, int bound, float scale, X* out, uint8_t* dropped, int64_t n, int threads) {        \
+        drop<false>(x, (const X*)nullptr, Key(key), bound, scale, out, dropped, n, threads);                           \
     }
 #define ADD(NAME, X, TO)                                                                                               \
     extern "C" void attnbench_add_##NAME(                                                                              \
-        const X* x, const TO* to, uint64_t drawn, int bound, float scale, TO* out, uint8_t* dropped, int64_t n,        \
+        const X* x, const TO* to, uint64_t key, int bound, float scale, TO* out, uint8_t* dropped, int64_t n,          \
         int threads) {                                                                                                 \
-        drop<true>(x, to, drawn, bound, scale, out, dropped, n, threads);                                              \
+        drop<true>(x, to, Key(key), bound, scale, out, dropped, n, threads);                                           \
     }
 #define PASS(NAME, G, X)                                                                                               \
     extern "C" void attnbench_pass_##NAME(                                                                             \

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from attnbench.core import hooks
 from attnbench.core.dropout import Dropout
 from attnbench.core.errors import AttnbenchError
 from attnbench.models.base import Sizes
@@ -124,6 +125,7 @@ class Residual(nn.Module):
         return self.norm(self._add(states, sublayer(states)))
 
     def _add(self, states: Tensor, found: Tensor) -> Tensor:
-        if type(self.dropout) is Dropout:
+        own = type(self.dropout) is Dropout and "forward" not in vars(self.dropout)
+        if own and found.shape == states.shape and not hooks.are_on(self.dropout):
             return self.dropout(found, to=states)
-        return states + self.dropout(found)  # somebody has put another in its place
+        return states + self.dropout(found)

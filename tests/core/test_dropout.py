@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from attnbench.core.dropout import Dropout
 @pytest.mark.parametrize("p", [0.1, 0.25, 0.5, 0.9])
 def test_rate_and_scale(p: float):
     torch.manual_seed(1)
-    count = 200_003  # no multiple of the four numbers drawn at once
+    count = 200_003  # odd: two places share a word
     out = Dropout(p)(torch.ones(count))
     rate = (out == 0).double().mean().item()
     assert abs(rate - p) < 5 * math.sqrt(p * (1 - p) / count)
@@ -25,8 +24,20 @@ def test_rate_and_scale(p: float):
 def test_neighbours_are_dropped_independently():
     torch.manual_seed(2)
     dropped = (Dropout(0.5)(torch.ones(100_000)) == 0).double() - 0.5
-    for distance in (1, 2, 3, 4, 5, 8):
+    for distance in (1, 2, 3, 4, 5, 8, 512, 1024):
         assert abs((dropped[distance:] * dropped[:-distance]).mean().item()) < 0.25 * 5 / math.sqrt(100_000)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_calls_are_dropped_independently(p: float):
+    torch.manual_seed(7)
+    calls, places = 4_000, 16
+    rate = round(p * 65536) / 65536
+    dropped = torch.stack([(Dropout(p)(torch.ones(places)) == 0).double() for _ in range(calls)]) - rate
+    deviation = math.sqrt(rate * (1 - rate) / calls)
+    assert (dropped.mean(0).abs() < 5 * deviation).all()
+    for further in (1, 2):
+        assert ((dropped[further:] * dropped[:-further]).mean(0).abs() < 5 * deviation**2 * math.sqrt(calls)).all()
 
 
 def test_the_gradient_goes_where_the_values_went():
@@ -94,24 +105,34 @@ def test_a_rate_outside_is_refused(p: float):
 
 @pytest.mark.skipif(native.load(module._SOURCE) is None, reason="no C++ compiler: torch operations serve")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("to", [None, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("count", [1, 37, 50_001])
-def test_the_compiled_path_is_bit_for_bit_the_other(dtype: torch.dtype, count: int):
+def test_the_compiled_path_is_bit_for_bit_the_other(dtype: torch.dtype, to: torch.dtype | None, count: int):
     x = (torch.randn(3, count) * 10).to(dtype)
     x[0, 0] = math.nan
     x[1, 0], x[2, 0] = math.inf, 3e38
-    upstream = torch.randn(3, count).to(dtype)
+    other = None if to is None else torch.randn(3, count).to(to)
+    upstream = torch.randn(3, count).to(dtype if to is None else torch.promote_types(dtype, to))
 
-    def run() -> tuple[torch.Tensor, torch.Tensor]:
+    def run() -> tuple[torch.Tensor, ...]:
         torch.manual_seed(5)
-        given = x.detach().requires_grad_()
-        out = Dropout(0.3)(given)
-        return out.detach(), torch.autograd.grad(out, given, upstream)[0]
+        given = [each.detach().requires_grad_() for each in (x, other) if each is not None]
+        out = Dropout(0.3)(*given)
+        return out.detach(), *torch.autograd.grad(out, given, upstream)
 
     compiled = run()
     with native.off():
         plain = run()
     for ours, theirs in zip(compiled, plain, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.skipif(native.load(module._SOURCE) is None, reason="no C++ compiler: torch operations serve")
+def test_what_is_compiled_is_there_and_is_taken():
+    for name, types in module._COMPILED.items():
+        for dtypes in types:
+            given = [torch.ones(2, dtype=dtype) for dtype in dtypes[: 1 if name == "pass" else 2]]
+            assert callable(module._compiled(name, dtypes, *given))
 
 
 @pytest.mark.skipif(native.load(module._SOURCE) is None, reason="no C++ compiler: torch operations serve")
@@ -140,17 +161,15 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("dtypes", PAIRS)
-def test_what_is_kept_is_added_in_the_same_pass(dtypes: tuple[torch.dtype, torch.dtype], compiled: bool):
+def test_what_is_kept_is_added(dtypes: tuple[torch.dtype, torch.dtype]):
     x, to = (torch.randn(3, 4_111).to(dtype).requires_grad_() for dtype in dtypes)
-    with nullcontext() if compiled else native.off():
-        torch.manual_seed(6)
-        dropped = Dropout(0.3)(torch.ones(x.shape, dtype=torch.float64))
-        torch.manual_seed(6)
-        out = Dropout(0.3)(x, to=to)
-        upstream = torch.randn(out.shape).to(out.dtype)
-        slopes = torch.autograd.grad(out, (x, to), upstream)
+    torch.manual_seed(6)
+    dropped = Dropout(0.3)(torch.ones(x.shape, dtype=torch.float64))
+    torch.manual_seed(6)
+    out = Dropout(0.3)(x, to=to)
+    upstream = torch.randn(out.shape).to(out.dtype)
+    slopes = torch.autograd.grad(out, (x, to), upstream)
     assert 0.2 < (dropped == 0).double().mean() < 0.4
     assert (out.dtype, *(each.dtype for each in slopes)) == (torch.promote_types(*dtypes), *dtypes)
     wanted = (to.double() + dropped * x.double()).to(out.dtype)
@@ -159,13 +178,11 @@ def test_what_is_kept_is_added_in_the_same_pass(dtypes: tuple[torch.dtype, torch
     assert torch.equal(slopes[1], upstream.to(to.dtype))
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_gradients_of_gradients_are_dropped_alike(compiled: bool):
+def test_gradients_of_gradients_are_dropped_alike():
     x = torch.randn(50, requires_grad=True)
-    with nullcontext() if compiled else native.off():
-        out = Dropout(0.5)(x, to=torch.ones(50))
-        (slope,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
-        (curvature,) = torch.autograd.grad(slope.sum(), x)
+    out = Dropout(0.5)(x, to=torch.ones(50))
+    (slope,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    (curvature,) = torch.autograd.grad(slope.sum(), x)
     kept = (out != 1).float() * 2
     assert torch.equal(curvature, 2 * kept * kept)
 
@@ -176,9 +193,15 @@ def test_without_dropout_the_sum_is_torchs():
     assert torch.equal(Dropout(0.0)(x, to=to), to + x)
 
 
-def test_what_it_is_added_to_has_its_shape():
+@pytest.mark.parametrize("p", [0.5, 0.0])
+def test_what_it_is_added_to_has_its_shape(p: float):
     with pytest.raises(ValueError, match=r"\(4,\) cannot be added to \(3, 4\)"):
-        Dropout(0.5)(torch.ones(4), to=torch.ones(3, 4))
+        Dropout(p)(torch.ones(4), to=torch.ones(3, 4))
+
+
+def test_what_lies_elsewhere_is_not_read():
+    with pytest.raises(RuntimeError, match="device"):
+        Dropout(0.5)(torch.ones(4), to=torch.ones(4, device="meta"))
 
 
 def test_another_default_device_changes_nothing():

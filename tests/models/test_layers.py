@@ -99,3 +99,19 @@ def test_residual_drops_the_sublayer_and_not_the_path():
     found = residual(states, torch.ones_like)
     assert set(found.unique().tolist()) == {7.0, 9.0}
     assert torch.equal(residual.eval()(states, torch.ones_like), states + 1)
+
+
+@pytest.mark.parametrize("other", ["module", "forward", "hook", "shape"])
+def test_residual_adds_by_itself_where_something_else_drops_or_looks(other):
+    residual, seen = Residual(8, "pre", 0.5).train(), []
+    if other == "module":
+        setattr(residual, "dropout", nn.Identity())  # noqa: B010 - of another type than it says
+    elif other == "forward":
+        setattr(residual.dropout, "forward", lambda x: x)  # noqa: B010 - nor does this take as much
+    elif other == "hook":
+        residual.dropout.register_forward_hook(lambda module, given, out: seen.append(out) or torch.ones_like(out))
+    states = torch.full((2, 3, 8), 7.0)
+    found = residual(states, lambda x: torch.ones(8) if other == "shape" else torch.ones_like(x))
+    assert set(found.unique().tolist()) == ({7.0, 9.0} if other == "shape" else {8.0})
+    assert [each.shape for each in seen] == ([states.shape] if other == "hook" else [])
+    assert all(set(each.unique().tolist()) <= {0.0, 2.0} for each in seen)
