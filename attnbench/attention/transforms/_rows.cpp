@@ -68,8 +68,8 @@ template <int N> inline void second_order(const V<Double>* x, V<Double>* found) 
     }
 }
 
-// the gradient at the scores, q (g - <q, g> / sum q) with q = -1 / H''(p) on the support and 0 off it, and at alpha,
-// sum_i g_i dp_i/dalpha in the form of _entmax.alpha_gradient
+// the gradient at the scores, q (g - <q, g> / sum q) with q = -1 / H''(p) on the support and 0 off it (of gates q g with
+// q = p - p^2), and at alpha, sum_i g_i dp_i/dalpha in the form of _entmax.alpha_gradient
 template <class F> struct Back {
     Kind kind;
     const typename F::T *weights, *grad;
@@ -89,7 +89,17 @@ template <class F> struct Back {
         return kind == ENTMAX15 ? root<F>(p) : p;
     }
 
+    // each gate by itself
+    void gates(int64_t at) const {
+        Reader p_of{weights, shape.keys}, g_of{grad, shape.keys};
+        for (int64_t j = 0; j < shape.keys; j += F::W) {
+            V<F> p = p_of(at, j), q = p - p * p, found = q * g_of(at, j);
+            put<F>(out + at * shape.keys + j, q != 0 ? found : V<F>{}, (int)(shape.keys - j));
+        }
+    }
+
     void row(int64_t at) const {
+        if (kind == SIGMOID) return gates(at);
         Reader p_of{weights, shape.keys}, g_of{grad, shape.keys};
         V<F> all_q{}, taken{};
         for (int64_t j = 0; j < shape.keys; j += F::W) {

@@ -54,7 +54,7 @@ class Fused(NamedTuple):
     share: of topk instead of k, so many of so many valid keys, rounded up, and the third number at least. first: of
     topk, of equal scores those that come first, k in all.
 
-    Only processors know sigmoid, share and first, and they only forwards.
+    Only processors know sigmoid, share and first, the last two only forwards.
     """
 
     kind: FusedKind

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from attnbench.attention.transforms import _rows
 from attnbench.attention.transforms._simplex import check_mask, mask, mask_gradient
 from attnbench.attention.transforms.base import Fused, ScoreTransform, TransformSpec, refuse, transforms, widen
 from attnbench.attention.types import Dims
@@ -30,9 +31,17 @@ def sigmoid(
     return weights.to(scores.dtype)
 
 
+_FUSED = Fused("sigmoid")
+
+
 class _Gates(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, valid: Tensor | None) -> Tensor:
+        ctx.compiled = _rows.serves(scores)
+        if ctx.compiled:
+            weights = _rows.weigh(scores, valid, _FUSED)
+            ctx.save_for_backward(weights)
+            return weights
         masked = mask(scores, valid)
         weights = torch.sigmoid(masked)
         spoilt = masked.amax(-1, keepdim=True) == torch.inf
@@ -45,6 +54,8 @@ class _Gates(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         (weights,) = ctx.saved_tensors
+        if ctx.compiled:
+            return _rows.vjp(grads[0], weights, _FUSED)[0], None
         slope = torch.addcmul(weights, weights, weights, value=-1)
         if grads[0].device.type == "cpu" and bool(grads[0].sum().isfinite()):
             return grads[0] * slope, None
@@ -63,4 +74,4 @@ class SigmoidSpec(TransformSpec):
         return sigmoid
 
     def fused(self, built: ScoreTransform) -> Fused:
-        return Fused("sigmoid")
+        return _FUSED

@@ -38,6 +38,7 @@ TRANSFORMS = {
     "entmax 1.3": lambda heads: build_transform("entmax", alpha=1.3),
     "entmax 1.9": lambda heads: build_transform("entmax", alpha=1.9),
     "learned": lambda heads: learned(heads),
+    "sigmoid": lambda heads: build_transform("sigmoid"),
 }
 
 
@@ -172,7 +173,7 @@ def test_a_gate_that_would_be_shut_is_spoilt_with_its_row(dtype):
 
 
 @pytest.mark.parametrize("keys", [60, 127, 191, 700])
-@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("name", [name for name in TRANSFORMS if name != "sigmoid"])
 def test_weights_of_few_sizes_sum_to_one(name, keys):
     """Where many weights are equal, what each addition rounds off goes the same way."""
     torch.manual_seed(keys)
