@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -86,9 +87,10 @@ def _grid(folder: Path) -> dict[str, Any]:
 
 
 def _portable(grid: dict[str, Any]) -> dict[str, Any]:
-    """The grid without paths that only this machine has: what lies below the working directory is named from there."""
+    """The grid without paths that only this machine has: what lies below the working directory is named from there, and
+    not where runs were kept."""
     here = f"{Path.cwd()}/"
-    command = str(grid.get("command") or "").replace(here, "")
+    command = re.sub(r" ('--runs=[^']*'|--runs[= ]('[^']*'|\S+))", "", str(grid.get("command") or "")).replace(here, "")
     source = str(grid.get("source") or "").replace(here, "")
     if Path(source).is_absolute():
         package = Path(attnbench.__file__).parents[1]
