@@ -63,7 +63,7 @@ void pass(const G* grad, const uint8_t* dropped, float scale, X* out, int64_t n,
 
 #define DROP(NAME, X)                                                                                                  \
     extern "C" void attnbench_drop_##NAME(                                                                             \
-        const X* x, uint64_t key, int bound, float scale, X* out, uint8_t* dropped, int64_t n, int threads) {        \
+        const X* x, uint64_t key, int bound, float scale, X* out, uint8_t* dropped, int64_t n, int threads) {          \
         drop<false>(x, (const X*)nullptr, Key(key), bound, scale, out, dropped, n, threads);                           \
     }
 #define ADD(NAME, X, TO)                                                                                               \
