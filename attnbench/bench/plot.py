@@ -6,9 +6,9 @@ import importlib
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from attnbench.bench.results import Section, relative
+from attnbench.bench.results import Section, extremes, relative
 from attnbench.core.files import write_atomic
 
 _WIDTH = 9.0
@@ -20,6 +20,8 @@ _DECADES = [10.0**power for power in range(-9, 9)]
 _TICKS = [mantissa * decade for decade in _DECADES for mantissa in (1, 2, 5)]
 _MOST = 10
 """Ticks that an axis has room for."""
+_FASTER, _SLOWER = "#4c78a8", "#e39a4c"
+"""Than what they are compared with: two colours that the colour-blind tell apart."""
 
 
 def draw(sections: Sequence[Section], path: Path) -> bool:
@@ -31,7 +33,7 @@ def draw(sections: Sequence[Section], path: Path) -> bool:
     mpl.use("svg")
     mpl.rcParams.update({"svg.hashsalt": "attnbench", "svg.fonttype": "none"})
     plt: Any = importlib.import_module("matplotlib.pyplot")
-    heights = [4.0 if section.exponents else 0.6 + 0.16 * len(section.timings) for section in sections]
+    heights = [4.0 if section.exponents else 0.8 + 0.16 * len(_rows(section)) for section in sections]
     figure, axes = plt.subplots(
         len(sections), 1, figsize=(_WIDTH, sum(heights)), height_ratios=heights, squeeze=False, layout="constrained"
     )
@@ -71,23 +73,56 @@ def _lines(section: Section, axis: Any) -> None:
     )  # fmt: skip
 
 
+class _Row(NamedTuple):
+    """A bar, or the heading of a group's: one without a ratio."""
+
+    label: str
+    ratio: float | None = None
+    least: float = 1.0
+    most: float = 1.0
+
+
+def _rows(section: Section) -> list[_Row]:
+    """From the top. A group in which nothing is the measure of the others has no bars."""
+    groups: dict[str, list[_Row]] = {}
+    for each in section.timings:
+        ratio = relative(section, each)
+        if ratio is not None:
+            groups.setdefault(each.group, []).append(_Row(each.name, ratio, *extremes(section, each)))
+    return [row for group, rows in groups.items() for row in (_Row(group), *rows)]
+
+
 def _bars(section: Section, axis: Any) -> None:
-    """Speed as a multiple of the fastest baseline's, a bar a name in every group: to the right what is faster."""
-    shown = [(f"{each.group}   {each.name}", relative(section, each)) for each in reversed(section.timings)]
-    known = [(label, ratio) for label, ratio in shown if ratio is not None]
-    ratios = [ratio for _, ratio in known]
+    """Speed as a multiple of the fastest baseline's, a bar a name under the heading of every group: to the right what
+    is faster. A line goes from the least to the most of a round, a number says the median."""
+    rows = _rows(section)
     axis.set_xscale("log")
-    labels = [label for label, _ in known]
-    axis.barh(labels, [ratio - 1 for ratio in ratios], left=1.0, height=0.7)
-    axis.plot(ratios, labels, ".", color="black", markersize=3)  # a bar to 1 has no length
     axis.axvline(1.0, color="black", linewidth=0.8)
-    least, most = min([*ratios, 1]), max([*ratios, 1])
+    for place, row in enumerate(rows):
+        if row.ratio is None:
+            continue
+        faster = row.ratio >= 1
+        axis.barh(place, row.ratio - 1, left=1.0, height=0.7, color=_FASTER if faster else _SLOWER)
+        axis.plot(row.ratio, place, ".", color="black", markersize=3)  # a bar to 1 has no length
+        axis.hlines(place, row.least, row.most, color="black", linewidth=0.8)
+        axis.annotate(
+            f"{row.ratio:.3g}" if row.ratio < 0.1 else f"{row.ratio:.2f}",
+            (max(row.ratio, row.most) if faster else min(row.ratio, row.least), place),
+            xytext=(4 if faster else -4, 0), textcoords="offset points", va="center",
+            ha="left" if faster else "right", fontsize="xx-small",
+        )  # fmt: skip
+    ratios = [1.0, *(end for row in rows if row.ratio is not None for end in (row.ratio, row.least, row.most))]
+    least, most = min(ratios), max(ratios)
     some, few = ([tick for tick in ticks if 0.4 * least <= tick <= 2.5 * most] for ticks in (_TICKS, _DECADES))
     ticks = some if len(some) <= _MOST else few
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axis.set_xlim(min([*ticks, 0.9 * least]), max([*ticks, 1.1 * most]))
+    axis.set_xlim(min([*ticks, 0.8 * least]), max([*ticks, 1.25 * most]))
     axis.minorticks_off()
-    axis.tick_params(axis="y", labelsize="xx-small")
+    axis.set_yticks(range(len(rows)), [row.label for row in rows], fontsize="xx-small")
+    for label, row in zip(axis.get_yticklabels(), rows, strict=True):
+        if row.ratio is None:
+            label.set_fontweight("bold")
+    axis.tick_params(axis="y", length=0)
+    axis.set_ylim(len(rows) - 0.4, -0.6)
     base = " and ".join(section.baseline)
     axis.set_xlabel(f"speed against {'the faster of ' if len(section.baseline) > 1 else ''}{base}", fontsize="small")
-    axis.margins(y=0.01)

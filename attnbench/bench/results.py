@@ -70,6 +70,12 @@ def _ratios(section: Section, timing: Timing) -> list[float]:
     return [sizes * theirs / own for own, theirs in zip(timing.rounds, base.rounds, strict=True)]
 
 
+def extremes(section: Section, timing: Timing) -> tuple[float, float]:
+    """The least and the most of the same in a round; 1 and 1 of what is compared with itself, or with nothing."""
+    found = _ratios(section, timing)
+    return (min(found), max(found)) if found else (1.0, 1.0)
+
+
 def best(section: Section, timing: Timing) -> float | None:
     """The same of the least times, which other work on the machine moves least."""
     rates = [each.work / each.low for each in section.timings if _is_baseline(section, each, timing.group)]

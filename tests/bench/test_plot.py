@@ -11,8 +11,8 @@ from attnbench.bench.timer import Timing
 pytest.importorskip("matplotlib", reason="pictures need the extra `plot`")
 
 
-def timing(name, group, median):
-    return Timing(group, name, median, median, median, 1.0, 1.0, None)
+def timing(name, group, median, rounds=()):
+    return Timing(group, name, median, median, median, 1.0, 1.0, None, rounds=rounds)
 
 
 def test_bars_and_lines(tmp_path):
@@ -26,12 +26,34 @@ def test_bars_and_lines(tmp_path):
     assert draw([bars, lines], tmp_path / "speed.svg")
     text = (tmp_path / "speed.svg").read_text()
     assert ">speeds</text>" in text
-    for word in ("g   base", "g   other", "grows: 1.00", "length", "milliseconds", "speed against base"):
+    for word in ("g", "base", "other", "0.50", "grows: 1.00", "length", "milliseconds", "speed against base"):
         assert f">{word}</text>" in text
     assert "lonely" not in text  # no baseline in its group: no ratio
     first = (tmp_path / "speed.svg").read_bytes()
     draw([bars, lines], tmp_path / "speed.svg")
     assert (tmp_path / "speed.svg").read_bytes() == first
+
+
+def test_a_bar_stands_under_the_heading_of_its_group_with_the_least_and_the_most_of_a_round(monkeypatch, tmp_path):
+    drawn = []
+    plt = pytest.importorskip("matplotlib.pyplot")
+    monkeypatch.setattr(plt, "close", lambda figure: drawn.extend(figure.axes))
+    timings = [
+        timing("base", "g", 1.0, (1.0, 1.0, 2.0)),
+        timing("slow", "g", 2.0, (2.0, 4.0, 2.0)),
+        timing("base", "h", 1.0, (1.0, 1.0, 2.0)),
+        timing("fast", "h", 0.5, (0.5, 0.5, 1.0)),
+    ]
+    draw([Section("speeds", ("base",), timings)], tmp_path / "a.svg")
+    (axis,) = drawn
+    labels = axis.get_yticklabels()
+    assert [label.get_text() for label in labels] == ["g", "base", "slow", "h", "base", "fast"]
+    assert [label.get_text() for label in labels if label.get_fontweight() == "bold"] == ["g", "h"]
+    assert [text.get_text() for text in axis.texts] == ["1.00", "0.50", "1.00", "2.00"]
+    assert [text.xy[1] for text in axis.texts] == [1, 2, 4, 5]
+    lines = {float(y): (low, high) for line in axis.collections for (low, y), (high, _) in line.get_segments()}
+    assert lines == {1: (1, 1), 2: (0.25, 1), 4: (1, 1), 5: (2, 2)}
+    assert axis.yaxis_inverted()  # the first group is on top
 
 
 @pytest.mark.parametrize("times", [2300.0, 1e-4, 3.0])
