@@ -9,11 +9,12 @@ import torch
 
 from attnbench.bench.timer import Yardstick, seconds
 from attnbench.core import native, packed, processor
+from attnbench.core.bfloat16 import multiplies_bfloat16
 from attnbench.core.kernels import compiles
 from attnbench.train.machine import facts
 from attnbench.train.onednn import keep_few_products, relative_error, use_onednn_float32
 from attnbench.train.recorded import records
-from attnbench.train.runtime import Runtime, keep_freed_memory, multiplies_bfloat16
+from attnbench.train.runtime import Runtime, keep_freed_memory
 
 _SIDE = {"cpu": 1024, "cuda": 8192}
 """Side of the matrices whose product is timed."""

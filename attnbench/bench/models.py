@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -155,6 +156,9 @@ def decoding(subject: Subject, load: Load, runtime: Runtime) -> Case:
     search = _searched(subject, load, steps)
     quantized = search["quantization"]
     searcher = searches.parse(search).build()
+    lower = runtime.precision == "fp32" and searcher.spec.precision_on(runtime.device) == "bf16"
+    if lower:  # of a cell, whatever the others are timed in
+        runtime = replace(runtime, precision="bf16")
 
     with runtime.autocast():
         pack(model, quantized)  # once, as before all batches of a split
@@ -196,7 +200,7 @@ def decoding(subject: Subject, load: Load, runtime: Runtime) -> Case:
 
     counted = cost if subject.counted else None
     work = load.rows * steps
-    return Case(load.group(subject.group), subject.name, run, work, check, counted, quantized is not None)
+    return Case(load.group(subject.group), subject.name, run, work, check, counted, quantized is not None or lower)
 
 
 def _steps(model: Seq2SeqModel) -> int:

@@ -14,7 +14,7 @@ from attnbench.core.errors import AttnbenchError
 
 TOLERANCE = 1e-3
 """Most by which a case may differ from its definition, in float32, to be timed; half precisions have ten times it, and
-so has a case in 8 bits."""
+so has a case in 8 bits, or in bfloat16 among others in float32."""
 
 
 _WAITS = ("synchronizing", "capturing")
@@ -27,7 +27,7 @@ class Case(NamedTuple):
     work: what one call does, in the unit of its section (tokens; 1 where calls are counted). check: gives the largest
     difference from the definition. cost: what a call does, in the unit of the yardstick, or cannot do without where
     that is known; asked for after the first call. coarse: it rounds to 8 bits, where a last digit of float32 decides
-    between steps. settle: calls after the first that are not timed either.
+    between steps, or to bfloat16. settle: calls after the first that are not timed either.
     """
 
     group: str

@@ -17,18 +17,19 @@ from pydantic import ValidationError
 from attnbench.core.contention import relieved
 from attnbench.core.errors import AttnbenchError, DataError, SpecError
 from attnbench.core.files import cache_root, read_json, read_jsonl
+from attnbench.core.processor import usable_cores
 from attnbench.core.run_files import CELLS, CHECKPOINTS, GRID, LOG, RESULT, SPEC
 from attnbench.core.spec import dotted, spec_error, unknown, unused_fields
 from attnbench.data.corpus import Data
 from attnbench.experiment.adopt import is_same_run
 from attnbench.experiment.document import override_document, read_document
-from attnbench.experiment.pipeline import build_model, require_prepared, require_same_data
+from attnbench.experiment.pipeline import IN_FLOAT32, build_model, require_prepared, require_same_data
 from attnbench.experiment.run import RUN_AGAIN, read_result
 from attnbench.experiment.spec import CellSpec
 from attnbench.metrics.bleu import corpus_bleu, corpus_chrf
 from attnbench.tasks.base import EVAL_TOKENS, Metrics, Task, TaskSpec
 from attnbench.train.onednn import keep_few_products, use_onednn_float32
-from attnbench.train.runtime import choose_device, keep_freed_memory, use_device
+from attnbench.train.runtime import choose_device, keep_freed_memory, use_device, use_threads
 from attnbench.train.state import OtherModelError, checkpoint_steps, load_average, load_weights, weights_path
 
 log = logging.getLogger(__name__)
@@ -87,10 +88,14 @@ def load_trained(
             f"{' '.join(itertools.chain(*options))}: names other data than the cell was trained with; to score another "
             "text, give --input and --reference"
         ) from error
+    place = use_device(choose_device(device))
+    use_threads(min(torch.get_num_threads(), usable_cores()))  # torch knows of no container's quota
     keep_freed_memory()
     keep_few_products()
     use_onednn_float32()
-    model = build_model(spec).to(use_device(choose_device(device)))
+    if spec.search.precision_on(place) != spec.search.precision:
+        log.warning("searches %s", IN_FLOAT32)
+    model = build_model(spec).to(place)
     try:
         steps = _load(model, folder / CHECKPOINTS, spec, step, again=averaged)
     except OtherModelError:

@@ -36,6 +36,8 @@ from attnbench.train.runtime import choose_device, choose_runtime, keep_freed_me
 from attnbench.train.spec import TrainSpec
 from attnbench.train.state import TrainState, checkpoint_steps, load_average, load_weights, weights_path
 
+IN_FLOAT32 = "in float32 in place of bfloat16, for which this device has no instructions"
+
 
 @dataclass(frozen=True)
 class Place:
@@ -107,7 +109,10 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     use_onednn_float32()
     runtime = choose_runtime(device, spec.train.precision)
     if runtime.precision != spec.train.precision:
-        listen({"event": "products in float32 in place of bfloat16, for which this device has no instructions"})
+        listen({"event": f"products {IN_FLOAT32}"})
+    searched = spec.search.precision_on(device)
+    if searched != spec.search.precision:
+        listen({"event": f"searches {IN_FLOAT32}"})
     at = require_prepared(spec, place.cache)
     data, task = spec.task.open(at), spec.task.bind()
     require_same_data(run.folder, at)
@@ -118,7 +123,8 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     task.check(model, data)
     done = checkpoint_steps(run.checkpoints)
     data = task.adapt(model, data, derive(spec.seed, "adapt"), fresh=not done)
-    attempts = run.environment({**environment(runtime), "jobs": place.jobs}, done[-1] if done else 0)
+    made_with = {**environment(runtime), "search_precision": searched, "jobs": place.jobs}
+    attempts = run.environment(made_with, done[-1] if done else 0)
     if done:
         listen({"event": f"goes on from step {done[-1]}"})
     others = dict.fromkeys(each for before in attempts[:-1] for each in changed_arithmetic(before, attempts[-1]))
@@ -181,7 +187,7 @@ def _weights_name(steps: list[int]) -> str:
 
 def evaluate(task: Task, model: torch.nn.Module, data: Any, spec: CellSpec, run: Run) -> dict[str, Metrics]:
     """Scores of both held-out splits, and under `attention` what it did on the validation split. Always float32, but
-    for searches that are quantized."""
+    for searches, whose numbers are those of their spec."""
     searcher = spec.search.build()
     parts: dict[str, Metrics] = {}
     for split in ("valid", "test"):

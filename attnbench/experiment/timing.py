@@ -13,10 +13,9 @@ from pydantic import Field
 
 from attnbench.core.errors import AttnbenchError
 from attnbench.core.memory import is_full
-from attnbench.core.packed import packed
 from attnbench.core.spec import Spec
 from attnbench.core.tree import map_batch
-from attnbench.search.base import Hypothesis, Searcher
+from attnbench.search.base import Hypothesis, Searcher, computing
 from attnbench.tasks.base import Metrics, Task
 from attnbench.tasks.pairs import source_of
 from attnbench.train.runtime import Runtime
@@ -65,7 +64,7 @@ def time_decoding(
             model.encode(source_of(batch))
 
     try:
-        with packed(model, searcher.spec.quantization):
+        with computing(model, searcher.spec):
             task.decode(model, batches[-1:], searcher, to_limit=spec.full_length)
             seconds = [_clocked(decode, runtime) for _ in range(spec.decode_runs)]
             encoding = statistics.fmean(_clocked(encode, runtime) for _ in range(spec.decode_runs))

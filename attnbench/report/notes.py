@@ -116,19 +116,30 @@ def _few(labels: Sequence[str]) -> str:
 
 
 def _precisions(done: Sequence[Cell]) -> list[str]:
-    """Which cells were trained, in part at least, on a device without instructions for what their spec asks for."""
-    other = [
-        f"{cell.label}, seed {cell.seed}"
-        for cell in done
-        if (asked := cell.spec.get("train", {}).get("precision"))
-        and any(attempt.get("precision", asked) != asked for attempt in cell.attempts if _trained(cell, attempt))
-    ]
-    shown = [*other[:SHOWN], *([f"{len(other) - SHOWN} more"] if len(other) > SHOWN else [])]
-    return [f"trained in float32 for want of bfloat16 instructions: {'; '.join(shown)}"] if other else []
+    """Which cells were trained, in part at least, or searched on a device without instructions for what their spec asks
+    for."""
+    cells = {
+        "trained": [
+            cell for cell in done
+            if (asked := cell.spec.get("train", {}).get("precision"))
+            and any(attempt.get("precision", asked) != asked for attempt in cell.attempts if _trained(cell, attempt))
+        ],
+        "searched": [
+            cell for cell in done
+            if (asked := cell.spec.get("search", {}).get("precision"))
+            and any(attempt.get("search_precision", asked) != asked for attempt in cell.attempts[-1:])
+        ],
+    }  # fmt: skip
+    lines = []
+    for what, other in cells.items():
+        shown = [f"{cell.label}, seed {cell.seed}" for cell in other[:SHOWN]]
+        shown += [f"{len(other) - SHOWN} more"] if len(other) > SHOWN else []
+        lines += [f"{what} in float32 for want of bfloat16 instructions: {'; '.join(shown)}"] if other else []
+    return lines
 
 
 def _trained(cell: Cell, attempt: Mapping[str, Any]) -> bool:
-    """Whether an attempt made updates; one that came after the last of them only scored, which is always float32."""
+    """Whether an attempt made updates; one that came after the last of them only scored."""
     return attempt.get("from_step", 0) < cell.metrics.get("train/steps", math.inf)
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from fractions import Fraction
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, Literal, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Int
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
-from attnbench.core.packed import Quantization
+from attnbench.core.bfloat16 import multiplies_bfloat16
+from attnbench.core.packed import Quantization, packed
 from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec
 from attnbench.models.base import Seq2SeqModel, Source
@@ -41,8 +44,8 @@ DEAD_END = Hypothesis([], float("-inf"), float("-inf"), False)
 class Searcher(Protocol):
     """Hypotheses of each source in the batch's order, best first, at least one.
 
-    What a source gets depends on it alone, not on the batch. The model should be in eval mode, and its weights packed
-    as `spec.quantization` says: core.packed.
+    What a source gets depends on it alone, not on the batch. The model should be in eval mode, and compute as the
+    spec asks: `computing`.
     """
 
     @property
@@ -59,10 +62,18 @@ class SearchSpec(Spec):
     """An output has at most max_ratio * (length of its source) + max_extra tokens, EOS included."""
     max_extra: int = Field(default=10, ge=0, le=1_000_000)
     """See max_ratio."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16: outputs are looked for with products in bfloat16 by autocast; weights, scores and normalisers stay in
+    float32, and so does all else that is measured of a model, as its perplexity. Where the device has no instructions
+    for bfloat16 all is float32. A training that decodes at its validations does so in its own precision."""
     quantization: Quantization | None = None
     """int8: linear layers multiply whole numbers of 8 bits (Wu et al. 2020), each row of weights and states rounded by
     a step of its own; recurrent cells, convolutions, attention itself, coverages and fertilities do not, nor does what
     else is measured of a model, as its perplexity. None: numbers of the precision."""
+
+    def precision_on(self, device: torch.device) -> Literal["fp32", "bf16"]:
+        """What the device computes in: float32 where it has no instructions for the other."""
+        return "bf16" if self.precision == "bf16" and multiplies_bfloat16(device) else "fp32"
 
     def room(self, source: Source, most: int | None = None) -> Int[Tensor, "B"]:
         """The most tokens each output may have, EOS included: at least one, whatever the source.
@@ -79,6 +90,18 @@ class SearchSpec(Spec):
 
 searches: Registry[SearchSpec] = Registry("search", SearchSpec, "attnbench.search")
 SearchField = Annotated[SearchSpec, Family(lambda: searches)]
+
+
+@contextmanager
+def computing(model: nn.Module, spec: SearchSpec) -> Iterator[None]:
+    """In the block the model computes as a search asks: in its precision, from weights that are packed for it.
+
+    The weights must not change meanwhile; blocks within blocks of one spec add nothing (core.packed).
+    """
+    device = next(model.parameters()).device
+    lower = spec.precision_on(device) == "bf16"
+    with torch.autocast(device.type, torch.bfloat16) if lower else nullcontext(), packed(model, spec.quantization):
+        yield
 
 
 def accumulator(device: torch.device) -> torch.dtype:

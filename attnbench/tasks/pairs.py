@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from attnbench.core import native
 from attnbench.core.errors import AttnbenchError, SpecError
 from attnbench.core.memory import is_full
-from attnbench.core.packed import packed
 from attnbench.core.run_files import REFERENCES
 from attnbench.core.tree import X, map_batch
 from attnbench.data.base import BOS, EOS, PAD, UNK, Batch
@@ -31,7 +30,7 @@ from attnbench.metrics.likelihood import perplexity
 from attnbench.metrics.sparsity import SiteSparsity
 from attnbench.models.base import Seq2SeqModel, Sizes, Source
 from attnbench.models.fertility.base import Fertility
-from attnbench.search.base import Hypothesis, Searcher, SpecialIds
+from attnbench.search.base import Hypothesis, Searcher, SpecialIds, computing
 from attnbench.tasks.base import Loss, Metrics, TaskSpec
 from attnbench.tasks.lessons import teach
 from attnbench.tasks.loss import IGNORED, output_loss
@@ -159,7 +158,7 @@ class PairTask(ABC):
         device = next(model.parameters()).device
         special = self.special._replace(eos=NO_TOKEN) if to_limit else self.special
         decoded: dict[int, Hypothesis] = {}
-        with packed(model, searcher.spec.quantization):
+        with computing(model, searcher.spec):
             for batch in batches:
                 found = searcher(model, source_of(batch, device), special)
                 decoded |= {line: best[0] for line, best in zip(batch.index.tolist(), found, strict=True)}
@@ -175,7 +174,7 @@ class PairTask(ABC):
         most = _at_once(searcher, most)
         decoded: dict[int, Hypothesis] = {}
         full = sys.maxsize  # places of a batch that was too large
-        with packed(model, searcher.spec.quantization):
+        with computing(model, searcher.spec):
             for whole in data.eval_batches(split, tokens=most, lines=lines):
                 waiting = [whole]
                 while waiting:
@@ -242,7 +241,7 @@ class PairTask(ABC):
                 )
         found = {line: "" for line, ids in enumerate(encoded) if len(ids) == 1}  # nothing is said there
         order = sorted(set(range(len(encoded))) - found.keys(), key=lambda line: len(encoded[line]))
-        with packed(model, searcher.spec.quantization):
+        with computing(model, searcher.spec):
             sentences = _at_once(searcher, SENTENCES)
             for start in range(0, len(order), sentences):
                 chosen = order[start : start + sentences]

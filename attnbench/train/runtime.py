@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from attnbench.core import waiting
+from attnbench.core.bfloat16 import multiplies_bfloat16
 from attnbench.core.errors import MissingExtraError, SpecError
 
 
@@ -117,22 +118,6 @@ def use_device(device: torch.device) -> torch.device:
 def choose_runtime(device: torch.device, precision: Literal["fp32", "bf16"]) -> Runtime:
     """In that precision; in float32 where the device has no instructions for the other."""
     return Runtime(device, precision if precision == "fp32" or multiplies_bfloat16(device) else "fp32")
-
-
-def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether torch has fast products in bfloat16 there: on x86 from AVX-512 on, on a GPU of NVIDIA from compute
-    capability 8 on, and nowhere without oneDNN on a processor.
-
-    On a processor of AVX2 training took 38 times as long in bfloat16 as in float32.
-    """
-    if device.type == "cpu":
-        if not torch.backends.mkldnn.is_available():
-            return False
-        known: Callable[[], bool] | None = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-        return known is None or known()
-    if device.type == "cuda" and torch.version.hip is None:
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    return True
 
 
 def all_devices() -> tuple[str, ...]:

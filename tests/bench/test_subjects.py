@@ -10,6 +10,7 @@ import torch
 from attnbench.bench import models, sentences, subjects
 from attnbench.bench.sentences import Load
 from attnbench.bench.subjects import Subject, transformer
+from attnbench.bench.timer import TOLERANCE
 from attnbench.core import gates
 from attnbench.core.dropout import Dropout
 from attnbench.data.base import PAD
@@ -137,3 +138,14 @@ def test_a_search_of_its_own_takes_the_place_of_the_loads():
     assert own == {"kind": "beam", "size": 3, "quantization": "int8", "max_ratio": 0.0, "max_extra": 4}
     assert usual == {"kind": "beam", "size": 5, "quantization": None, "max_ratio": 0.0, "max_extra": 4}
     assert models.decoding(subject, Load(2, 3, None), Runtime(CPU)).coarse
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_search_in_bfloat16_is_timed_in_it_where_the_device_has_it(known, monkeypatch):
+    monkeypatch.setattr("attnbench.search.base.multiplies_bfloat16", lambda device: known)
+    subject = transformer("tiny", "softmax")._replace(search={"kind": "greedy", "precision": "bf16"})
+    own, usual = (models.decoding(subject, Load(2, 3, beam), Runtime(CPU)) for beam in (None, 1))
+    assert (own.coarse, usual.coarse) == (known, False)
+    assert usual.check() < 1e-5
+    assert 0 < own.check() < 10 * TOLERANCE
+    assert (own.check() > 1e-5) is known

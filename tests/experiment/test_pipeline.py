@@ -234,6 +234,18 @@ def test_bfloat16_is_computed_where_it_is_known_and_else_float32_says_so(known: 
     assert ("products in float32 in place of bfloat16, for which this device has no instructions" in said) is not known
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_search_in_bfloat16_says_where_it_is_computed_in_float32(known: bool, bench: Any, monkeypatch: Any):
+    monkeypatch.setattr("attnbench.search.base.multiplies_bfloat16", lambda device: known)
+    search = {"kind": "greedy", "precision": "bf16"}
+    folder, result, heard = finish(bench, bench.experiment({"train": {"max_steps": 2}, "search": search}))
+    attempt = environments(folder / "env.json")[0]
+    assert (attempt["precision"], attempt["search_precision"]) == ("fp32", "bf16" if known else "fp32")
+    said = [record["event"] for record in heard if "event" in record]
+    assert ("searches in float32 in place of bfloat16, for which this device has no instructions" in said) is not known
+    assert result["metrics"]["test/bleu"] >= 0
+
+
 def test_epochs_are_counted_and_timed_where_they_are_validated(bench: Any):
     train = {"validate_every": "epoch", "max_epochs": 3, "max_steps": 1000, "validate_bleu": True, "train_bleu": 4}
     folder, result, heard = finish(bench, bench.experiment({"train": train}))

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from attnbench.attention.backends import few
 from attnbench.core import native, packed_steps
+from attnbench.core.bfloat16 import multiplies_bfloat16
 from attnbench.core.packed import packed
 from attnbench.models import _cells, recurrent
 from attnbench.models.base import Sizes, Source, models
 from attnbench.models.recurrent import Recurrent
-from attnbench.train.runtime import multiplies_bfloat16
 
 PAD, VOCABULARY, WIDTH, EMBEDDING = 0, 11, 4, 3
 SIZES = Sizes(VOCABULARY, VOCABULARY, False, PAD)

@@ -460,6 +460,19 @@ def test_cells_that_were_trained_in_float32_though_they_ask_for_bfloat16_are_sai
     assert "- trained in float32 for want of bfloat16 instructions: b, seed 1\n" in render(run.grid(), "md")
 
 
+def test_cells_that_were_searched_in_float32_though_they_ask_for_bfloat16_are_said(run_folder):
+    run = run_folder()
+    for label, asked, used in (
+        ("a", "bf16", ["fp32", "bf16"]), ("b", "bf16", ["bf16", "fp32"]), ("c", "fp32", ["fp32"]),
+        ("d", "bf16", [None]),
+    ):  # fmt: skip
+        folder = run.add(label, 1, 30.0)
+        (folder / "spec.yaml").write_text(f"search: {{precision: {asked}}}\n")
+        attempts = [{"device": "cpu", **({"search_precision": each} if each else {})} for each in used]
+        (folder / "env.json").write_text(json.dumps({"attempts": attempts}))  # the last one searched
+    assert "- searched in float32 for want of bfloat16 instructions: b, seed 1\n" in render(run.grid(), "md")
+
+
 def test_a_cell_resumed_elsewhere_tells_all_of_its_places(run_folder):
     run = run_folder()
     attempts = [

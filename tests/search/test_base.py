@@ -3,6 +3,7 @@ import torch
 from pydantic import ValidationError
 
 from attnbench.models.base import Source
+from attnbench.search import base
 from attnbench.search.base import searches
 
 
@@ -43,6 +44,32 @@ def test_other_kinds_of_numbers_are_refused():
         searches.parse({"kind": "greedy", "quantization": "int4"})
 
 
+@pytest.mark.parametrize(("asked", "known", "used"), [
+    ("bf16", True, torch.bfloat16), ("bf16", False, torch.float32), ("fp32", True, torch.float32),
+])  # fmt: skip
+def test_a_search_computes_in_its_precision_where_the_device_has_it(asked, known, used, monkeypatch):
+    monkeypatch.setattr(base, "multiplies_bfloat16", lambda device: known)
+    spec = searches.parse({"kind": "greedy", **({} if asked == "fp32" else {"precision": asked})})
+    assert spec.canonical() == {"kind": "greedy", **({} if asked == "fp32" else {"precision": asked})}
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 4))
+    with base.computing(model, spec):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is used
+        assert model(torch.ones(1, 3)).dtype is used
+    assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32
+    with torch.autocast("cpu", torch.bfloat16), base.computing(model, spec):  # as a training decodes
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.bfloat16
+
+
+def test_weights_of_8_bits_go_with_either_precision(monkeypatch):
+    monkeypatch.setattr(base, "multiplies_bfloat16", lambda device: True)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4))
+    for precision in ("fp32", "bf16"):
+        spec = searches.parse({"kind": "greedy", "precision": precision, "quantization": "int8"})
+        with base.computing(model, spec), torch.no_grad():
+            assert vars(model[0])["forward"].dtype == torch.int8
+            assert model(torch.ones(1, 3)).dtype is torch.float32
+
+
 def test_beam_fields():
     with pytest.raises(ValidationError, match=r"n_best \(3\) is larger than the beam \(size 2\)"):
         searches.parse({"kind": "beam", "size": 2, "n_best": 3})
@@ -64,6 +91,7 @@ def test_specs_survive_yaml_and_have_stable_names():
         "kind": "beam",
         "max_ratio": 1.2,
         "max_extra": 10,
+        "precision": "fp32",
         "quantization": None,
         "size": 4,
         "penalty": {"kind": "wu", "alpha": 1.0},

@@ -385,21 +385,28 @@ def test_translate_tells_how_many_tokens_are_unknown(data, task, caplog):
     assert f"2 of the {words + 2} tokens of this text are unknown to the vocabulary" in caplog.text
 
 
-@pytest.mark.parametrize("quantization", ["int8", None])
-def test_searches_multiply_what_their_spec_says(data, task, quantization):
-    model, seen = build(task.spec).float(), []
+@pytest.mark.parametrize(("spec", "used"), [
+    (GreedySpec(quantization="int8"), (True, False)),
+    (GreedySpec(precision="bf16"), (False, True)),
+    (GreedySpec(), (False, False)),
+])  # fmt: skip
+def test_searches_multiply_what_their_spec_says(data, task, spec, used, monkeypatch):
+    monkeypatch.setattr("attnbench.search.base.multiplies_bfloat16", lambda device: True)
+    model, seen, given = build(task.spec).float(), [], spec
 
     class Watched(Oracle):
-        spec = GreedySpec(quantization=quantization)
+        spec = given
 
         def __call__(self, model: Seq2SeqModel, source: Source, special: SpecialIds) -> list[list[Hypothesis]]:
             forward = vars(model.output).get("forward")
-            seen.append(forward is not None and forward.dtype == torch.int8)
+            quantized = forward is not None and forward.dtype == torch.int8
+            seen.append((quantized, torch.is_autocast_enabled("cpu")))
             return super().__call__(model, source, special)
 
     task.evaluate(model, data, "valid", Watched(data, "valid"), 4096)
     task.translate(model, data, list(data.split("test").source)[:3], Watched(data, "test"))
-    assert seen == 2 * [quantization == "int8"]
+    assert seen == 2 * [used]
+    assert not torch.is_autocast_enabled("cpu")
     assert "forward" not in vars(model.output)
 
 

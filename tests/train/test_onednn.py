@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from attnbench.core import measured
+from attnbench.core.bfloat16 import multiplies_bfloat16
 from attnbench.train import onednn
-from attnbench.train.runtime import multiplies_bfloat16
 
 MEET_SHAPES = """
 import ctypes, torch

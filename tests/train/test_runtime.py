@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 
+from attnbench.core.bfloat16 import multiplies_bfloat16
 from attnbench.core.errors import MissingExtraError, SpecError
-from attnbench.train.runtime import Runtime, choose_device, choose_runtime, multiplies_bfloat16, use_threads
+from attnbench.train.runtime import Runtime, choose_device, choose_runtime, use_threads
 
 
 def test_the_processor_is_there_and_an_unknown_device_is_not():
@@ -32,6 +33,22 @@ def test_a_processor_without_mkldnn_multiplies_no_bfloat16(monkeypatch: pytest.M
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert not multiplies_bfloat16(here)
     assert choose_runtime(here, "bf16").precision == "fp32"
+
+
+@pytest.mark.parametrize(("machine", "half", "tiles", "known"), [
+    ("x86_64", True, False, True), ("x86_64", False, True, True), ("x86_64", False, False, False),
+    ("aarch64", False, False, True),
+])  # fmt: skip
+def test_a_processor_of_avx512_alone_multiplies_no_bfloat16(
+    machine: str, half: bool, tiles: bool, known: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """oneDNN would, at half the speed of float32."""
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True, raising=False)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: half, raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles, raising=False)
+    assert multiplies_bfloat16(torch.device("cpu")) is known
 
 
 @pytest.mark.parametrize(("capability", "known"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
