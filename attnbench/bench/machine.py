@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from attnbench.attention.catalog import build_transform
 from attnbench.bench.timer import Yardstick, seconds
 from attnbench.core import native, packed, processor
 from attnbench.core.bfloat16 import multiplies_bfloat16
 from attnbench.core.kernels import compiles
 from attnbench.train.machine import facts
-from attnbench.train.onednn import keep_few_products, relative_error, use_onednn_float32
+from attnbench.train.onednn import keep_few_products, onednn_gain, relative_error, use_onednn_float32
 from attnbench.train.recorded import records
 from attnbench.train.runtime import Runtime, keep_freed_memory
 
@@ -65,16 +66,54 @@ def set_up(runtime: Runtime) -> list[Choice]:
     keep_freed_memory()
     kept = _fastest(lambda: torch.empty(_FREED, dtype=torch.int8).fill_(1), device)
     of_searches = _of_searches(runtime.product_type)
+    transforms = _of_transforms(device)
     compiler = native.engine()  # which knows what compiled code lacks once there is some
+    other = None if sent else onednn_gain()
+    of_8_bits = packed.chosen(torch.int8)[0], _of_8_bits(device)
+    gain, than = (before / after, "without") if sent else (other and 1 / other, "oneDNN")
     return [
-        Choice("float32 matrix products", products, before / after if sent else None),
+        Choice("float32 matrix products", products, gain, than),
         Choice(f"{searched} products of searches", *of_searches),
-        Choice("int8 products of searches", f"by {packed.chosen(torch.int8)[0]}"),
+        Choice("int8 products of searches", f"by {of_8_bits[0]}", of_8_bits[1], "those of float32"),
         Choice("freed memory", "kept for the next step", returned / kept),
         Choice("code of oneDNN's products", f"kept for {shapes} shapes"),
-        Choice("transforms, and steps of decoding", f"compiled by {compiler}" if compiler else "torch operations"),
-        Choice("threads", f"{torch.get_num_threads()} of {processor.usable_cores()} processors"),
-    ]
+        Choice("transforms, and steps of decoding", f"compiled by {compiler}", transforms, "torch's (entmax-1.5)")
+        if compiler else Choice("transforms, and steps of decoding", "torch operations"),
+        Choice("threads", f"{torch.get_num_threads()} of {processor.usable_cores()} processors", *_of_threads(device)),
+    ]  # fmt: skip
+
+
+def _of_8_bits(device: torch.device) -> float:
+    """How many times as fast layers with a step of five rows are as in float32, both packed: so many that each lies far
+    from the processor until it is wanted, as in a search."""
+    layers = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(24)))
+    states, took = torch.randn(5, 512), []
+    for quantized in (None, "int8"):
+        with torch.no_grad(), packed.packed(layers, quantized):
+            took.append(_fastest(lambda: layers(states), device))
+    return took[0] / took[1]
+
+
+def _of_transforms(device: torch.device) -> float:
+    """How many times as fast compiled weights of entmax-1.5 are as those of torch operations, on rows of 32."""
+    entmax, scores = build_transform("entmax15"), torch.randn(64, 4, 32, 32)
+    compiled = _fastest(lambda: entmax(scores), device)
+    with native.off():
+        return _fastest(lambda: entmax(scores), device) / compiled
+
+
+def _of_threads(device: torch.device) -> tuple[float | None, str]:
+    """How many times as fast a product is as in one of them."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        return None, ""
+    left, right = (torch.randn(_SIDE["cpu"], _SIDE["cpu"]) for _ in range(2))
+    together = _fastest(lambda: left @ right, device)
+    torch.set_num_threads(1)
+    try:
+        return _fastest(lambda: left @ right, device) / together, "one, a product of matrices"
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _of_searches(dtype: torch.dtype) -> tuple[str, float | None, str]:

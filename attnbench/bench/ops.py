@@ -47,8 +47,6 @@ TRANSFORMS: dict[str, dict[str, Any]] = {
 """What each transform is timed with; csoftmax and csparsemax under bounds of 4 / K."""
 TRAINED = "entmax, learned alpha, 1.1 to 1.9"
 """Transforms of scores are timed with it, too: training leads the alphas of the heads apart, from 1.5."""
-_ONE_WAY = ("sigmoid",)
-"""What torch alone computes on a processor: there is nothing in float32 to compare it with but itself."""
 PATTERNS = ("window", "block", "dilated", "global", "bigbird", "random")
 BUDGET = 8
 """Of a mechanism in none of these tables that is asked for."""
@@ -112,15 +110,14 @@ def transform_cases(
             f"{peer.package}: {name}": function for peer in peers for name, function in peer.transforms.items()
         }
         title = "x".join(map(str, shape))
-        checked = [name for name in built if name not in _ONE_WAY]
         for name, function in functions.items():
-            check = partial(_off_definition, function, scores) if name in checked else None
+            check = partial(_off_definition, function, scores) if name in built else None
             yield Case(
                 f"{title}, forward", name, partial(_quiet, function, [scores]), check=check,
                 cost=partial(moved, scores, both=False),
             )  # fmt: skip
         for name, function in functions.items():
-            check = partial(gradient_off, function, scores, upstream) if name in checked else None
+            check = partial(gradient_off, function, scores, upstream) if name in built else None
             yield Case(
                 f"{title}, forward and backward", name, both_ways(function, scores, upstream=upstream), check=check,
                 cost=partial(moved, scores, both=True),
@@ -244,16 +241,15 @@ def attention_cases(
                 runs[f"{peer.package}: {name}"], defined[f"{peer.package}: {name}"] = function, method
         plain = {name: Mixer(method._replace(backend="dense"), heads, device) for name, method in defined.items()}
         costs = {name: partial(multiplied, method, batch * heads, length, device) for name, method in defined.items()}
-        alone = _ONE_WAY if device.type == "cpu" and dtype == torch.float32 else ()
         for name, function in runs.items():
             yield Case(
                 f"{title}, forward", name, partial(_quiet, function, given),
-                check=None if name in alone else partial(_apart, function, plain[name], given),
+                check=partial(_apart, function, plain[name], given),
                 cost=partial(costs[name], both=False),
             )  # fmt: skip
         for name, function in runs.items():
             # how exact the gradients of another package are is its affair
-            own = name == "SDPA" or (name in methods and name not in alone)
+            own = name == "SDPA" or name in methods
             yield Case(
                 f"{title}, forward and backward", name, both_ways(function, *given, upstream=given[0]),
                 check=partial(slopes_apart, function, plain[name], given) if own else None,

@@ -18,6 +18,7 @@ from attnbench.core.lock import making
 
 _TRIALS = 3
 """Times that a way is timed anew before it is refused."""
+_UNMEASURED = "which of two ways to multiply is faster here is not measured: %s"
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ def once(file: str, figure: str, measure: Callable[[], float], of: str = "") -> 
     try:
         path = _path(file, of)
     except AttnbenchError as error:
-        _log.info("%s is not measured: %s", figure, error)
+        _log.info(_UNMEASURED, error)
         return None
     found = _kept(path, figure)
     if found is not None:
@@ -44,9 +45,17 @@ def once(file: str, figure: str, measure: Callable[[], float], of: str = "") -> 
                 known = {"processor": processor.name(), "torch": torch.__version__, figure: found}
                 write_atomic(path, json.dumps(known) + "\n")
     except OSError as error:
-        _log.info("%s is not measured, the cache cannot be written: %s", figure, error)
+        _log.info(_UNMEASURED, f"the cache cannot be written: {error}")
         return None
     return found
+
+
+def kept(file: str, figure: str, of: str = "") -> float | None:
+    """The same, but nothing is measured: None where none is kept."""
+    try:
+        return _kept(_path(file, of), figure)
+    except AttnbenchError:
+        return None
 
 
 def gain(ways: Mapping[str, Callable[[], object]], rounds: int, enough: float) -> float:

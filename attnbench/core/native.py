@@ -179,6 +179,10 @@ def compiler() -> str | None:
     """The C++ compiler with its version, as it says it; None where there is none. `$CXX` goes before others."""
     command = _command()
     if command is None:
+        _log.warning(
+            "no C++ compiler is here, and everything is left to torch, which takes several times as long for sparse "
+            "transforms: install g++ or clang++, or name one in CXX"
+        )
         return None
     try:
         said = _run([*command, "--version"])

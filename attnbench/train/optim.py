@@ -105,7 +105,8 @@ class SgdSpec(OptimizerSpec):
     """Added to the gradient."""
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=0.0, momentum=self.momentum, weight_decay=self.weight_decay)
+        momentum, decay = self.momentum, self.weight_decay
+        return torch.optim.SGD(parameters, lr=0.0, momentum=momentum, weight_decay=decay, fused=True)
 
 
 def _require_floor(minimum: float, lr: float) -> None:

@@ -109,10 +109,23 @@ def choose_device(name: str | None) -> torch.device:
 
 
 def use_device(device: torch.device) -> torch.device:
-    """Make a GPU that is named by number the one that streams, graphs and Triton's kernels are of."""
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)
+    """Make a GPU that is named by number the one that streams, graphs and Triton's kernels are of; and have float32
+    mean float32 there: cuDNN's convolutions and recurrent layers would round what they multiply to TF32's 10 bits."""
+    if device.type == "cuda":
+        if device.index is not None:
+            torch.cuda.set_device(device)
+        use_no_tf32()
     return device
+
+
+def use_no_tf32() -> None:
+    """For the whole process; products by cuBLAS are torch's own default."""
+    layers = [getattr(torch.backends.cudnn, name, None) for name in ("conv", "rnn")]
+    if all(hasattr(each, "fp32_precision") for each in layers):
+        for each in layers:
+            each.fp32_precision = "ieee"
+    else:  # as torch before 2.9 has it
+        torch.backends.cudnn.allow_tf32 = False
 
 
 def choose_runtime(device: torch.device, precision: Literal["fp32", "bf16"]) -> Runtime:

@@ -23,8 +23,43 @@ def test_what_multiplies_is_told_as_it_is(used, chosen, monkeypatch):
     monkeypatch.setattr("attnbench.train.machine.onednn_in_use", lambda: used)
     found = {choice.what: choice for choice in machine.set_up(Runtime(torch.device("cpu")))}["float32 matrix products"]
     assert found.chosen.startswith(chosen)
-    assert (found.gain is not None) is used
+    assert (found.gain, found.than) == (pytest.approx(found.gain), "without") if used else (None, "oneDNN")
     assert machine.signature(Runtime(torch.device("cpu")))["products"] == ("oneDNN" if used else "default")
+
+
+def test_a_library_that_is_refused_is_told_with_what_it_would_give(monkeypatch):
+    monkeypatch.setattr(machine, "use_onednn_float32", lambda: False)
+    monkeypatch.setattr(machine, "onednn_gain", lambda: 0.5)
+    found = {choice.what: choice for choice in machine.set_up(Runtime(torch.device("cpu")))}["float32 matrix products"]
+    assert found.chosen.startswith("the default library")
+    assert (found.gain, found.than) == (2.0, "oneDNN")
+
+
+def test_what_else_is_chosen_is_told_with_what_it_gives(monkeypatch):
+    monkeypatch.setattr(machine.native, "engine", lambda: "g++ 13")
+    found = {choice.what: choice for choice in machine.set_up(Runtime(torch.device("cpu")))}
+    for what, than in (
+        ("int8 products of searches", "those of float32"), ("freed memory", "without"),
+        ("transforms, and steps of decoding", "torch's (entmax-1.5)"),
+    ):  # fmt: skip
+        assert found[what].gain > 0
+        assert found[what].than == than
+    monkeypatch.setattr(machine.native, "engine", lambda: None)
+    found = {choice.what: choice for choice in machine.set_up(Runtime(torch.device("cpu")))}
+    assert found["transforms, and steps of decoding"][1:3] == ("torch operations", None)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_are_told_with_what_they_give_and_stay_as_they_were(threads, monkeypatch):
+    before, seen, times = torch.get_num_threads(), [], itertools.count(1)
+    monkeypatch.setattr(machine, "_fastest", lambda run, device: seen.append(torch.get_num_threads()) or next(times))
+    try:
+        torch.set_num_threads(threads)
+        gain, than = machine._of_threads(torch.device("cpu"))
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert (gain, than, seen) == ((None, "", []) if threads == 1 else (2.0, "one, a product of matrices", [2, 1]))
 
 
 OWN, LIBRARY = "weights packed by code compiled here", "weights packed by the matrix library"

@@ -75,6 +75,6 @@ def test_operations_and_bytes_are_counted():
 
 
 def test_a_check_that_has_nothing_to_compare_with_is_none():
-    """A check of a function with itself could not fail."""
+    """Torch's own softmax is what the others are timed beside; a check of it with itself could not fail."""
     cases = [*ops.transform_cases(((2, 2, 3, 5),), CPU, []), *ops.attention_cases(((2, 2, 9, 9),), CPU, torch.float32)]
-    assert {case.name for case in cases if case.check is None} == {ops.BASELINE, "sigmoid"}
+    assert {case.name for case in cases if case.check is None} == {ops.BASELINE}

@@ -7,7 +7,7 @@ import torch
 
 from attnbench.core.bfloat16 import multiplies_bfloat16
 from attnbench.core.errors import MissingExtraError, SpecError
-from attnbench.train.runtime import Runtime, choose_device, choose_runtime, use_threads
+from attnbench.train.runtime import Runtime, choose_device, choose_runtime, use_device, use_threads
 
 
 def test_the_processor_is_there_and_an_unknown_device_is_not():
@@ -55,6 +55,19 @@ def test_a_processor_of_avx512_alone_multiplies_no_bfloat16(
 def test_gpus_multiply_bfloat16_from_capability_8_on(capability: Any, known: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert multiplies_bfloat16(torch.device("cuda", 0)) is known
+
+
+def test_float32_means_float32_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
+    """By default cuDNN rounds what convolutions and recurrent layers multiply to TF32."""
+    cudnn, chosen = torch.backends.cudnn, []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    before = [cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision]
+    try:
+        use_device(torch.device("cuda", 1))
+        assert [cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision] == ["ieee", "ieee"]
+    finally:
+        cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = before
+    assert chosen == [torch.device("cuda", 1)]
 
 
 def test_threads_are_at_least_one():
