@@ -198,7 +198,8 @@ def decoding(subject: Subject, load: Load, runtime: Runtime) -> Case:
     def cost() -> float:
         return _of_decoding(subject.group, load, runtime.device, subject.sizes.target_vocab, steps)
 
-    counted = cost if subject.counted else None
+    # nothing here says how fast products of 8 bits can be
+    counted = cost if subject.counted and quantized is None else None
     work = load.rows * steps
     return Case(load.group(subject.group), subject.name, run, work, check, counted, quantized is not None or lower)
 

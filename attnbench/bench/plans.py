@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from attnbench.attention.patterns.base import patterns
 from attnbench.attention.transforms.base import TransformSpec, transforms
-from attnbench.bench import ctranslate2, models, nn_kinds, nn_transformer, ops, scaling, subjects
+from attnbench.bench import ctranslate2, models, nn_kinds, nn_transformer, ops, scaling, sentences, subjects
 from attnbench.bench.machine import copies, products
 from attnbench.bench.peers import Peer, serves
 from attnbench.bench.processes import Recipe, together, with_peaks
@@ -110,6 +110,20 @@ class Plan(NamedTuple):
     def groups(self) -> set[str]:
         """What models are compared within."""
         return {*self.of_sizes, *(each.group for each in (*self.families, *self.cells))}
+
+    @property
+    def work(self) -> dict[str, Any]:
+        """What whole models are timed with; figures of other work are not compared."""
+        named = {size: transformer(size, "softmax") for size in self.of_sizes}
+        return {
+            "vocabulary": sentences.WORDS,
+            "padded tokens a side": sentences.TOKENS,
+            "longest sentence": sentences.LONGEST,
+            "batches": BATCHES,
+            "output tokens": sentences.STEPS,
+            "models": {name: each.digest() for name, each in named.items()}
+            | {each.name: each.digest() for each in self.families},
+        }
 
     @property
     def shapes(self) -> list[tuple[int, int]]:

@@ -188,9 +188,13 @@ def _note(section: Section) -> str:
         parts.append("; where the multiple is that of a thing to itself, of its times")
     if any(each.share is not None for each in section.timings):
         parts.append(f". %: of the rate at which the machine does {section.limit} in the same rounds")
+        if "scores" in section.limit:
+            parts.append(", from caches where they are small")
     if section.exponents:
         parts.append(". Exponent: the slope of log time over log size, the median of those of single rounds, ± half of")
         parts.append(" what lies between the least and the most of them; last: between the two largest sizes")
+    if any(name.endswith("as shipped") for name in section.baseline):
+        parts.append(". As shipped: with torch's own choice of matrix library and memory; else with those made here")
     first = sum(each.first for each in section.timings)
     return f"{''.join(parts)}. First calls, not counted: {_duration(first)} in all."
 
@@ -253,6 +257,8 @@ def markdown(found: Sequence[Table], head: Sequence[str], command: str) -> str:
 
 Key = tuple[str, str, str]
 """Section, group and name of a ratio."""
+_PACE = ", against "
+"""Before what the machine does, in the name of a ratio that is of it: its size says nothing by itself."""
 OF_TORCH = ("torch.softmax", "SDPA")
 """Baselines that are not of this package."""
 
@@ -267,8 +273,10 @@ class Fall(NamedTuple):
     now: float
 
     def __str__(self) -> str:
-        speeds = f"was {self.before:.3g}, now at {self.now:.3g} times as fast as what it is compared with"
-        return f"{self.section}: {self.name} ({self.group}) {speeds}, by the least times"
+        known = "" if _PACE in self.name else f" ({self.before:.3g}, now {self.now:.3g} times as fast)"
+        case = f"{self.section}: {self.name} ({self.group})"
+        part = f"{self.now / self.before:.2f} of what it was beside what it is compared with{known}"
+        return f"{case} is at {part}, by the least times"
 
 
 class Comparison(NamedTuple):
@@ -324,6 +332,12 @@ def compare(before: dict[str, Any], now: dict[str, Any], tolerance: float) -> Co
         f"{name} was {before[name]}, now {now[name]}: least times of other cases or rounds"
         for name in ("rounds", "quick") if name in before and name in now and before[name] != now[name]
     ]  # fmt: skip
+    busy = max(float(each.get("shared_seconds") or 0) for each in (before, now))
+    if busy:
+        said.append(
+            f"other programs used the same processor cores for {busy:.0f} s of one of the two: what fell may be their "
+            "doing; measure on idle cores before it is believed"
+        )
     worst = sorted(fallen, key=lambda fall: fall.now / fall.before)
     return Comparison(worst, gone, len(both), other, tuple(said), tuple(outrun))
 
@@ -365,4 +379,4 @@ def ratios(document: dict[str, Any], without: Sequence[str] = ()) -> Iterator[tu
                 yield (title, group, name), each["best"]
             own = each["best"] is None or (name in section.get("baseline", ()) and name not in OF_TORCH)
             if own and each.get("pace") is not None:
-                yield (title, group, f"{name}, against {section['limit']}"), each["pace"]
+                yield (title, group, f"{name}{_PACE}{section['limit']}"), each["pace"]

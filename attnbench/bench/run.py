@@ -34,6 +34,18 @@ if TYPE_CHECKING:
 _log = logging.getLogger("attnbench")
 _UNFINISHED = "unfinished"
 _SHARED = "other programs used the same processor cores for {:.0f} s: figures are less certain"
+_SHAPES = (
+    "shapes: batch x heads x queries x keys (x width of a head); of what is decoded, sources x tokens of each, EOS "
+    "counted"
+)
+_MODELS = (
+    "models: on random words of a vocabulary of {vocabulary:,}; updates on {batches} batches of at most "
+    "{padded tokens a side:,} padded tokens a side, searches for outputs of {output tokens} tokens, EOS or not"
+)
+_CELLS = (
+    "cells: on random words of their vocabularies; updates on {batches} batches of theirs, searches for outputs of "
+    "{output tokens} tokens, EOS or not"
+)
 NOTHING_IN_COMMON = "--compare: the two measurements have no figure in common; run what the earlier one ran"
 
 
@@ -91,10 +103,12 @@ def _paths(folder: Path, stem: str) -> tuple[Path, Path]:
 
 
 def _require_comparable(
-    earlier: dict[str, Any], signature: dict[str, Any], what: Sequence[What], groups: Set[str], cells: Mapping[str, str]
-) -> None:
+    earlier: dict[str, Any], signature: dict[str, Any], what: Sequence[What], groups: Set[str],
+    cells: Mapping[str, str], work: Mapping[str, Any],
+) -> None:  # fmt: skip
     """Raise SpecError where the earlier figures depend on other things, or none will be measured, as far as their file
-    tells. groups: what the models that will be timed are compared within. cells: of a spec, label -> digest."""
+    tells. groups: what the models that will be timed are compared within. cells: of a spec, label -> digest. work: what
+    whole models will be timed with."""
 
     def returns(title: str, group: str) -> bool:
         return any(
@@ -118,6 +132,10 @@ def _require_comparable(
     without = {"precision"} if set(what) == {"transforms"} else set[str]()  # they are float32 whatever was asked for
     both = [name for name in signature if name in was and name not in without]
     differ = [f"{name} ({was[name]}, now {signature[name]})" for name in both if was[name] != signature[name]]
+    was = dict(earlier.get("work") or {})
+    before, now = was.pop("models", {}), work.get("models", {})
+    differ += [f"{name} ({was[name]}, now {work[name]})" for name in was if name in work and was[name] != work[name]]
+    differ += [f"another model '{name}'" for name in before if now.get(name, before[name]) != before[name]]
     if differ:
         raise SpecError(
             f"--compare: these figures are not of the same kind: {'; '.join(differ)}; measure as the earlier one was, "
@@ -168,8 +186,9 @@ def run(
     made = signature(runtime)
     plan = Plan(runtime, rounds, quick, peers, sizes or None, kinds, cells)
     digests = {each.name: each.digest() for each in cells}
+    work = plan.work if set(what) & set(OF_SIZES) else {}
     if earlier is not None:
-        _require_comparable(earlier, made, what, plan.groups, digests)
+        _require_comparable(earlier, made, what, plan.groups, digests, work)
     if folder is not None:
         _require_folder(folder)
     machine: Roofline = roofline(place)
@@ -180,9 +199,11 @@ def run(
         head = [_titled(own), *head_lines(made, choices, machine)]
         head.append(f"compiling: {native.compiling_seconds():.1f} s, before anything was timed or in first calls")
         head += [_SHARED.format(beside.seconds)] if beside.seconds else []
+        head += [(_CELLS if cells else _MODELS).format(**work)] if work else []
+        head += [_SHAPES] if set(what) != {"train"} else []
         head += [] if finished else ["not finished"]
         effort = {"rounds": rounds, "quick": quick, "only": kinds or None, "shared_seconds": beside.seconds,
-                  "cells": digests or None}  # fmt: skip
+                  "cells": digests or None, "work": work or None}  # fmt: skip
         document = as_json(sections, made, choices, machine, versions, command, finished, own, effort)
         return Report(document, sections, head, command)
 
@@ -227,19 +248,24 @@ def _require_use(
             raise SpecError(
                 f"{option}: {', '.join(what)} times no models; leave it out, or time {' or '.join(OF_SIZES)}"
             )
-    for peer in peers:
-        if not any(serves(peer, each, place) for each in what):
-            raise SpecError(
-                f"--against {peer.package}: it does nothing that could be timed beside {', '.join(what)} on "
-                f"{place.type}; leave it out"
-            )
+    idle = [said for peer in peers if (said := _does_nothing(peer, what, place, cells))]
+    if idle and len(idle) == len(peers):
+        raise SpecError(f"{'; '.join(idle)}; leave it out")
+    for said in idle:
+        _log.warning("%s; the others are timed", said)
+
+
+def _does_nothing(peer: Peer, what: Sequence[What], place: torch.device, cells: Sequence[Subject]) -> str | None:
+    """What is said of a peer that nothing of this measurement stands beside; None of others."""
+    if not any(serves(peer, each, place) for each in what):
+        where = f"on {place.type}"
+    else:
         only_models = all(each in OF_SIZES for each in what if serves(peer, each, place))
         beside = "train" in what and any(peer.models(each, 1, place) for each in cells if peer.models)
-        if cells and only_models and not beside:
-            raise SpecError(
-                f"--against {peer.package}: it does nothing that could be timed beside {', '.join(what)} of these "
-                "cells; leave it out"
-            )
+        where = "of these cells" if cells and only_models and not beside else None
+    if where is None:
+        return None
+    return f"--against {peer.package}: it does nothing that could be timed beside {', '.join(what)} {where}"
 
 
 def _require_kinds(what: Sequence[What], kinds: Sequence[str], earlier: dict[str, Any] | None) -> None:

@@ -17,6 +17,8 @@ from attnbench.bench.ops import TRANSFORMS, kind_of, mechanism
 from attnbench.data.base import PAD
 from attnbench.models.base import ModelSpec, Seq2SeqModel, Sizes, models
 from attnbench.models.transformer import TransformerSpec
+from attnbench.search.base import searches
+from attnbench.train.optim import optimizers
 
 SMOOTHING = 0.1
 """Of labels, in training."""
@@ -65,9 +67,14 @@ class Subject(NamedTuple):
     counted: bool = False
 
     def digest(self) -> str:
-        """Equal for subjects that differ in their name alone."""
-        text = json.dumps(self._replace(name=""), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        """Equal for subjects that differ in their name alone, and across versions that give fields new ones beside
+        them."""
+        search = None if self.search is None else searches.parse(dict(self.search)).canonical()
+        optimizer = optimizers.parse(dict(self.update.optimizer)).canonical()
+        plain = self._replace(
+            name="", model=self.spec.canonical(), search=search, update=self.update._replace(optimizer=optimizer)
+        )
+        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def spec(self) -> ModelSpec:

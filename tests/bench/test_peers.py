@@ -14,6 +14,7 @@ from attnbench.bench import ctranslate2, models, nn_convs2s, nn_kinds, nn_recurr
 from attnbench.bench.sentences import Load
 from attnbench.bench.subjects import Subject, families, fields_of, transformer, words
 from attnbench.core.dropout import Dropout
+from attnbench.core.errors import MissingExtraError
 from attnbench.data.base import PAD
 from attnbench.models.base import models as specs
 from attnbench.models.convs2s import ConvS2SSpec
@@ -30,6 +31,17 @@ def _small(monkeypatch):
     monkeypatch.setattr(sentences, "WORDS", 60)
     monkeypatch.setattr(sentences, "TOKENS", 200)
     monkeypatch.setattr(sentences, "STEPS", 4)
+
+
+def test_packages_that_are_absent_are_named_and_the_others_stay(monkeypatch, caplog):
+    def absent():
+        raise ModuleNotFoundError("No module named 'gone'", name="gone")
+
+    monkeypatch.setattr(peers, "_KNOWN", {**peers._KNOWN, "gone": absent})
+    assert [peer.package for peer in peers.find(["gone", "sdpa"])] == ["sdpa"]
+    assert "--against gone: it is not installed; pip install gone; the others are timed" in caplog.text
+    with pytest.raises(MissingExtraError, match=r"--against gone: it is not installed; pip install gone$"):
+        peers.find(["gone"])
 
 
 def test_torch_trains_as_many_tokens():

@@ -147,7 +147,9 @@ def test_what_fell_is_told_worst_first():
         ("b", 1.0, 2 / 3),
     ]
     assert (found.gone, found.compared, found.worse) == ([], 4, True)
-    assert "now at 0.5" in str(found.fallen[0])
+    assert "is at 0.50 of what it was beside what it is compared with (1, now 0.5 times as fast)" in str(
+        found.fallen[0]
+    )
     assert not compare(before, before, 0.1).worse
 
 
@@ -156,10 +158,25 @@ def test_what_slows_everything_down_is_seen_against_the_machine():
     now = document(section(timing("base", 2.0, share=0.25), timing("other", 2.0), timing("a", 2.0, share=0.25)))
     found = compare(before, now, 0.1)
     assert [str(fall) for fall in found.fallen] == [
-        "some: base, against matrix products (g) was 0.5, now at 0.25 times as fast as what it is compared with, by "
-        "the least times"
+        "some: base, against matrix products (g) is at 0.50 of what it was beside what it is compared with, by the "
+        "least times"
     ]
     assert found.compared == 4
+
+
+@pytest.mark.parametrize(("then", "now"), [(0.0, 12.0), (12.0, None)])
+def test_what_other_programs_may_have_done_is_said(then, now):
+    quiet = document(section(timing("base", 1.0), timing("a", 1.0)))
+    assert not compare(quiet, quiet, 0.1).notes
+    (said,) = compare({**quiet, "shared_seconds": then}, {**quiet, "shared_seconds": now}, 0.1).notes
+    assert said.startswith("other programs used the same processor cores for 12 s of one of the two: what fell may be")
+
+
+def test_a_page_says_what_as_shipped_is():
+    (table,) = tables([section(timing("x, as shipped", 1.0), timing("x", 1.0))._replace(baseline=("x, as shipped",))])
+    assert "As shipped: with torch's own choice of matrix library and memory" in table.note
+    (table,) = tables([section(timing("base", 1.0))])
+    assert "shipped" not in table.note
 
 
 def test_what_a_faster_baseline_leaves_behind_has_not_become_slower():

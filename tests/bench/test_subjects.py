@@ -122,6 +122,9 @@ def test_subjects_are_known_by_what_they_are():
     assert subject.digest() == subject._replace(name="another").digest()
     assert subject.digest() != subject._replace(search={"kind": "greedy"}).digest()
     assert subject.digest() != transformer("tiny", "sparsemax").digest()
+    later = {name: value for name, value in subject.model.items() if name != "norm"}
+    assert later != subject.model
+    assert subject.digest() == subject._replace(model=later).digest()  # of a version without that field
 
 
 def test_outputs_are_no_longer_than_the_model_can_make():

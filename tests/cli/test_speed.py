@@ -14,7 +14,7 @@ import torch
 
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.transforms.softmax import SoftmaxSpec
-from attnbench.bench import machine, ops, plans, run
+from attnbench.bench import machine, ops, plans, run, sentences, subjects
 from attnbench.bench.plot import draw
 from attnbench.bench.run import Report
 from attnbench.bench.timer import Case
@@ -195,6 +195,29 @@ def test_figures_that_were_taken_beside_other_programs_say_so(invoke, monkeypatc
     result = invoke(*RUN, "--only", "topk", "--out", "found")
     assert "other programs used the same processor cores for" in result.stdout
     assert json.loads(Path("found/speed.json").read_text())["shared_seconds"] > 0
+
+
+def test_figures_of_other_work_are_not_compared(invoke, monkeypatch):
+    command = ("speed", "train", "--quick", "--rounds", "1", "--threads", "1", "--size", "tiny", "--only", "topk")
+    monkeypatch.setattr(sentences, "TOKENS", 200)
+    result = invoke(*command, "--out", "found")
+    assert "at most 200 padded tokens a side" in result.stdout
+    path = Path("found/speed.json")
+    assert json.loads(path.read_text())["work"]["padded tokens a side"] == 200
+    monkeypatch.setattr(plans, "measure", lambda *given, **more: pytest.fail("timed"))
+    monkeypatch.setattr(sentences, "TOKENS", 100)
+    said = invoke(*command, "--compare", str(path), code=2).stderr
+    assert "these figures are not of the same kind: padded tokens a side (200, now 100)" in said
+    monkeypatch.setattr(sentences, "TOKENS", 200)
+    monkeypatch.setitem(subjects.SIZES, "tiny", {**subjects.SIZES["tiny"], "layers": 1})
+    assert "not of the same kind: another model 'tiny'" in invoke(*command, "--compare", str(path), code=2).stderr
+
+
+def test_a_package_that_stands_beside_nothing_is_named_where_others_do(invoke):
+    result = invoke(*RUN, "--against", "torch,sdpa")
+    assert (
+        "--against torch: it does nothing that could be timed beside ops on cpu; the others are timed" in result.stderr
+    )
 
 
 def test_nothing_in_common_is_no_success(invoke):
