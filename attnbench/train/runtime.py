@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -120,7 +120,7 @@ def use_device(device: torch.device) -> torch.device:
 
 def use_no_tf32() -> None:
     """For the whole process; products by cuBLAS are torch's own default."""
-    layers = [getattr(torch.backends.cudnn, name, None) for name in ("conv", "rnn")]
+    layers: list[Any] = [getattr(torch.backends.cudnn, name, None) for name in ("conv", "rnn")]
     if all(hasattr(each, "fp32_precision") for each in layers):
         for each in layers:
             each.fp32_precision = "ieee"
