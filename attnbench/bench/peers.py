@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnbench.bench import ctranslate2, nn_kinds, nn_transformer
+from attnbench.bench import ctranslate2, marian, nn_kinds, nn_transformer
 from attnbench.bench.ops import Method
 from attnbench.bench.processes import Recipe
 from attnbench.bench.sentences import Load
@@ -67,6 +67,15 @@ def _torch() -> Peer:
     return Peer("torch", torch.__version__, training=training, models=models)
 
 
+def _transformers() -> Peer:
+    package = importlib.import_module("transformers")
+
+    def training(size: str, count: int, device: torch.device) -> list[Recipe]:
+        return [Recipe(marian.training, (size, count, device), shipped=True)]
+
+    return Peer("transformers", package.__version__, training=training)
+
+
 def _ctranslate2() -> Peer:
     package = importlib.import_module("ctranslate2")
 
@@ -93,6 +102,7 @@ def _sdpa() -> Peer:
 _KNOWN: dict[str, Callable[[], Peer]] = {
     "entmax": _entmax,
     "torch": _torch,
+    "transformers": _transformers,
     "ctranslate2": _ctranslate2,
     "adasplash": _adasplash,
     "sdpa": _sdpa,

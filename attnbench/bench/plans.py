@@ -11,7 +11,7 @@ import torch
 
 from attnbench.attention.patterns.base import patterns
 from attnbench.attention.transforms.base import TransformSpec, transforms
-from attnbench.bench import ctranslate2, models, nn_kinds, nn_transformer, ops, scaling, sentences, subjects
+from attnbench.bench import ctranslate2, marian, models, nn_kinds, nn_transformer, ops, scaling, sentences, subjects
 from attnbench.bench.machine import copies, products
 from attnbench.bench.peers import Peer, serves
 from attnbench.bench.processes import Recipe, together, with_peaks
@@ -215,7 +215,7 @@ def train_sections(plan: Plan) -> Iterator[list[Section]]:
         beside += plan.beside([recipes[0], *peers], peaks=True) if peers else []
         found += _trained(plan, recipes)
         done = [
-            *_if_any(_TRAINING_BESIDE, nn_transformer.SHIPPED, beside),
+            *_if_any(_TRAINING_BESIDE, (nn_transformer.SHIPPED, marian.SHIPPED), beside),
             Section(_TRAINING, ("softmax",), found, "tokens"),
         ]
         yield done
@@ -230,8 +230,8 @@ def train_sections(plan: Plan) -> Iterator[list[Section]]:
                 )
         if peers := [recipe for recipes in made.values() for recipe in recipes]:
             several += plan.beside([*_trainings(plan, [nn_kinds.ours(subject)]), *peers], peaks=True)
-            yield [*done, *_if_any(title_beside, nn_kinds.SHIPPED, several)]
-    done += _if_any(title_beside, nn_kinds.SHIPPED, several)
+            yield [*done, *_if_any(title_beside, (nn_kinds.SHIPPED,), several)]
+    done += _if_any(title_beside, (nn_kinds.SHIPPED,), several)
     for title, chosen in ((_TRAINING_KINDS, plan.families), (_TRAINING_CELLS, plan.cells)):
         if chosen:
             timed = _trained(plan, _trainings(plan, chosen))
@@ -262,7 +262,7 @@ def decode_sections(plan: Plan) -> Iterator[list[Section]]:
         beside += plan.beside([*_decodings(plan, size, ("softmax", *quantized), load), *peers]) if peers else []
         found += _decoded(plan, [transformer(size, name) for name in chosen], load)
         done = [
-            *_if_any(_DECODING_BESIDE, ctranslate2.NAME.format("float32"), beside),
+            *_if_any(_DECODING_BESIDE, (ctranslate2.NAME.format("float32"),), beside),
             Section(_DECODING, ("softmax",), found, "tokens"),
         ]
         yield done
@@ -303,8 +303,10 @@ def _called(kinds: list[str]) -> list[str]:
     return [ops.called(ops.mechanism(kind)) for kind in kinds]
 
 
-def _if_any(title: str, baseline: str, found: list[Timing]) -> list[Section]:
-    return [Section(title, (baseline,), found, "tokens")] if found else []
+def _if_any(title: str, baselines: tuple[str, ...], found: list[Timing]) -> list[Section]:
+    """Where something was timed, beside the fastest of those baselines that are there."""
+    there = tuple(each for each in baselines if any(timing.name == each for timing in found))
+    return [Section(title, there or baselines[:1], found, "tokens")] if found else []
 
 
 def scaling_sections(plan: Plan) -> Iterator[list[Section]]:

@@ -303,8 +303,13 @@ def compare(before: dict[str, Any], now: dict[str, Any], tolerance: float) -> Co
     other packages, and beside them only where their version is the same. A ratio is outrun whose case is as fast as it
     was, but for half of `tolerance`, by the clock and beside the machine's products or copies."""
     renewed = [name for name in before["peers"] if now["peers"].get(name) not in (None, before["peers"][name])]
+    bases = [
+        {each["title"]: set(each.get("baseline", ())) for each in document["sections"]} for document in (before, now)
+    ]
+    moved = {title for title in bases[0].keys() & bases[1].keys() if bases[0][title] != bases[1][title]}
     old, new = (
-        {key: ratio for key, ratio in ratios(each, renewed) if _package(key[2]) is None} for each in (before, now)
+        {key: ratio for key, ratio in ratios(each, renewed) if _package(key[2]) is None and key[0] not in moved}
+        for each in (before, now)
     )
     both = [(key, old[key], ratio) for key, ratio in new.items() if key in old]
     lower = [Fall(*key, was, ratio) for key, was, ratio in both if ratio < was * (1 - tolerance)]
@@ -317,9 +322,9 @@ def compare(before: dict[str, Any], now: dict[str, Any], tolerance: float) -> Co
     ]  # fmt: skip
     fallen = [fall for fall in lower if fall not in outrun]
     measured, groups = set(_keys(now)), {key[:2] for key in _keys(now)}
-    left_out = tuple(f"{peer}: " for peer in before["peers"] if peer not in now["peers"])
+    left_out = [peer for peer in before["peers"] if peer not in now["peers"]]
     gone = [
-        key for key in _keys(before) if key[:2] in groups and key not in measured and not key[2].startswith(left_out)
+        key for key in _keys(before) if key[:2] in groups and key not in measured and _package(key[2]) not in left_out
         and _package(key[2]) not in renewed
     ]  # fmt: skip
     other = sum(key not in new and key not in gone for key in old)
@@ -328,6 +333,7 @@ def compare(before: dict[str, Any], now: dict[str, Any], tolerance: float) -> Co
         f"{name} was {before['peers'][name]}, now {now['peers'][name]}: what is timed beside it is not compared"
         for name in renewed if name in beside
     ]  # fmt: skip
+    said += [f"{title}: beside other packages than it was, and not compared" for title in sorted(moved)]
     said += [
         f"{name} was {before[name]}, now {now[name]}: least times of other cases or rounds"
         for name in ("rounds", "quick") if name in before and name in now and before[name] != now[name]
@@ -352,7 +358,10 @@ def _speeds(document: dict[str, Any]) -> dict[Key, tuple[float, float]]:
     }
 
 
-_CASES_OF = {"entmax: ": "entmax", "adasplash: ": "adasplash", "CTranslate2": "ctranslate2", "torch.nn": "torch"}
+_CASES_OF = {
+    "entmax: ": "entmax", "adasplash: ": "adasplash", "CTranslate2": "ctranslate2", "torch.nn": "torch",
+    "transformers' ": "transformers",
+}  # fmt: skip
 """How the names of the cases of other packages begin."""
 
 

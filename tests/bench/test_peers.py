@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.bench import ctranslate2, models, nn_convs2s, nn_kinds, nn_recurrent, nn_transformer, peers, sentences
+from attnbench.bench import (
+    ctranslate2,
+    marian,
+    models,
+    nn_convs2s,
+    nn_kinds,
+    nn_recurrent,
+    nn_transformer,
+    peers,
+    sentences,
+)
 from attnbench.bench.sentences import Load
 from attnbench.bench.subjects import Subject, families, fields_of, transformer, words
 from attnbench.core.dropout import Dropout
@@ -50,6 +60,28 @@ def test_torch_trains_as_many_tokens():
     assert ours.work == theirs.work > 0
     assert theirs.name.endswith("as shipped")
     theirs.run()
+
+
+def test_marian_trains_as_many_tokens():
+    pytest.importorskip("transformers", reason="the package that is timed is not installed")
+    ours = models.training(transformer("tiny", "softmax"), 1, Runtime(CPU))
+    theirs = marian.training("tiny", 1, CPU)
+    assert ours.work == theirs.work > 0
+    assert theirs.name.endswith("as shipped")
+    theirs.run()
+    spec = fields_of("tiny")
+    (marians, torchs) = (
+        sum(each.numel() for each in made.parameters() if each.requires_grad)
+        for made in (marian.Marian(spec, words()), nn_transformer.NNTransformer(spec, words()))
+    )
+    positions, last_norms = nn_transformer.LONGEST * spec.width, 4 * spec.width
+    assert marians == torchs - positions - last_norms
+    model = marian.Marian(spec, words()).eval()
+    source = torch.tensor([[5, 6, 7, 2], [5, 6, 2, PAD]])
+    target = torch.tensor([[1, 8, 9], [1, 8, 9]])
+    with torch.no_grad():
+        longer = model(torch.nn.functional.pad(source, (0, 3), value=PAD), target)
+        torch.testing.assert_close(model(source, target), longer)  # padding is not looked at
 
 
 @pytest.mark.parametrize("peer", [False, True])

@@ -179,6 +179,19 @@ def test_a_page_says_what_as_shipped_is():
     assert "shipped" not in table.note
 
 
+def test_beside_other_packages_than_before_nothing_is_compared():
+    """The fastest of them may be another one."""
+    torch, marian = "torch.nn.Transformer, float32, as shipped", "transformers' Marian, float32, as shipped"
+    both = section(timing(torch, 1.0), timing(marian, 0.5), timing("ours", 0.4), baseline=(torch, marian))
+    alone = section(timing(torch, 1.0), timing("ours", 0.4), baseline=(torch,))
+    assert relative(both, both.timings[2]) == 0.5 / 0.4
+    before, now = document(both, ["torch", "transformers"]), document(alone, ["torch"])
+    found = compare(before, now, 0.1)
+    assert (found.gone, found.fallen, found.compared) == ([], [], 0)
+    assert "some: beside other packages than it was, and not compared" in found.notes
+    assert not compare(now, now, 0.1).notes
+
+
 def test_what_a_faster_baseline_leaves_behind_has_not_become_slower():
     before = document(section(timing("base", 1.0, share=0.5), timing("a", 1.0, share=0.5)))
     now = document(section(timing("base", 0.5, share=1.0), timing("a", 1.0, share=0.49)))
