@@ -1,13 +1,15 @@
-"""Search over the real model: scores are those of decode(), and nothing depends on what else is in the batch."""
+"""Search over the real model: scores are those of decode(), outputs those of the definition, and nothing depends on
+what else is in the batch."""
 
 import pytest
 import torch
 
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.types import ROLES
+from attnbench.core import native
 from attnbench.models.base import Sizes, Source
 from attnbench.models.transformer import TransformerSpec
-from attnbench.search.base import searches
+from attnbench.search.base import computing, searches
 
 LENGTHS = (9, 4, 1, 7, 2)
 LIMIT = {"max_ratio": 1.0, "max_extra": 4}
@@ -20,10 +22,11 @@ def site(kind):
     return {"transform": kind} if filled is None else {"transform": filled.dump()}
 
 
-def build(kind, dtype=torch.float64, norm="post"):
+def build(kind, dtype=torch.float64, norm="post", **more):
     torch.manual_seed(1)
     sizes = {"layers": 2, "width": 16, "heads": 2, "ffn": 24}
-    spec = TransformerSpec.model_validate({**sizes, "norm": norm, "tie": "none", "attention": {"default": site(kind)}})
+    attention = {"default": {**site(kind), **more}}
+    spec = TransformerSpec.model_validate({**sizes, "norm": norm, "tie": "none", "attention": attention})
     model = spec.build(Sizes(VOCABULARY, VOCABULARY, joint=False)).eval()
     with torch.no_grad():
         model.output.weight.mul_(2.0)[2] = 0.0  # outputs that differ from source to source, some of them ended
@@ -88,3 +91,29 @@ def test_a_source_without_a_valid_token_is_searched_too(lab):
     assert first.log_prob < 0
     assert second.log_prob < 0
     assert len(second.tokens) <= 4
+
+
+@EACH
+@pytest.mark.parametrize("size", [1, 5])
+def test_outputs_are_those_of_the_definition(lab, kind, size):
+    """Compiled steps and packed weights beside all scores in torch operations: of a thousand sentences one may come out
+    otherwise, at a close call."""
+    fast, defined = build(kind, torch.float32), build(kind, torch.float32, backend="dense")
+    draw = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 10, (1000,), generator=draw).sort().values
+    searcher = beam(size) if size > 1 else searches.parse({"kind": "greedy", **LIMIT}).build()
+    others = []
+    for some in lengths.split(250):
+        source = lab.sources(*some.tolist())
+        source = Source(torch.randint(3, VOCABULARY, source.data.shape, generator=draw), source.valid)
+        with computing(fast, searcher.spec):
+            found = searcher(fast, source, lab.special)
+        with native.off():
+            wanted = searcher(defined, source, lab.special)
+        others += [
+            abs(one.score - two.score)
+            for (one, *_), (two, *_) in zip(found, wanted, strict=True)
+            if one.tokens != two.tokens
+        ]
+    assert len(others) <= 1
+    assert all(apart < 1e-4 for apart in others)
