@@ -94,10 +94,11 @@ def called(spec: TransformSpec | PatternSpec) -> str:
 
 
 def transform_cases(
-    shapes: tuple[tuple[int, ...], ...], device: torch.device, peers: list[Peer], also: Sequence[str] = ()
-) -> Iterator[Case]:
+    shapes: tuple[tuple[int, ...], ...], device: torch.device, peers: list[Peer], also: Sequence[str] = (),
+    every_backend: bool = False,
+) -> Iterator[Case]:  # fmt: skip
     """Forward, and forward with backward, of every transform; torch.softmax goes first, and peers last. also: kinds of
-    others."""
+    others. every_backend: each in torch operations, too, as it is without a compiler."""
     for shape in shapes:
         generator = torch.Generator().manual_seed(0)
         scores = (torch.randn(shape, generator=generator) * 2).to(device)
@@ -106,6 +107,8 @@ def transform_cases(
         built = {name: _transform(given, shape, device) for name, given in fields.items()}
         built[TRAINED] = _trained(shape[1], device)
         functions: dict[str, Callable[[Tensor], Tensor]] = {BASELINE: lambda given: torch.softmax(given, -1), **built}
+        if every_backend:
+            functions |= {f"{name} (torch)": partial(_in_torch, function) for name, function in built.items()}
         functions |= {
             f"{peer.package}: {name}": function for peer in peers for name, function in peer.transforms.items()
         }
@@ -122,6 +125,11 @@ def transform_cases(
                 f"{title}, forward and backward", name, both_ways(function, scores, upstream=upstream), check=check,
                 cost=partial(moved, scores, both=True),
             )  # fmt: skip
+
+
+def _in_torch(function: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
+    with native.off():
+        return function(scores)
 
 
 def moved(scores: Tensor, *, both: bool) -> float:
@@ -216,9 +224,10 @@ def attention_names() -> list[str]:
 def attention_cases(
     shapes: tuple[tuple[int, ...], ...], device: torch.device, dtype: torch.dtype, n: int = 32,
     peers: Sequence[Peer] = (), also: Sequence[str] = (),
+    every_backend: bool = False,
 ) -> Iterator[Case]:  # fmt: skip
     """Bidirectional attention of each transform, and of patterns at a budget of n where that is less than the keys; on
-    a GPU through its own backends, too. also: kinds of others."""
+    a GPU through its own backends, too. also: kinds of others. every_backend: on a processor patterns by all scores, too."""
     for shape in shapes:
         batch, heads, length, _ = shape
         generator = torch.Generator().manual_seed(0)
@@ -231,6 +240,9 @@ def attention_cases(
             methods[called(spec)] = own
         if device.type == "cuda":
             methods = on_a_gpu(methods, device)
+        elif every_backend:
+            others = {name: method for name, method in methods.items() if method.pattern != "full"}
+            methods |= {f"{name} (dense)": method._replace(backend="dense") for name, method in others.items()}
         title = "x".join(map(str, (*shape, HEAD)))
         sdpa = nn.functional.scaled_dot_product_attention
         mixers = {name: Mixer(method, heads, device) for name, method in methods.items()}

@@ -79,6 +79,11 @@ class Plan(NamedTuple):
         )  # fmt: skip
 
     @property
+    def every_backend(self) -> bool:
+        """Whether mechanisms are timed as they are defined, too, on a processor: what compiled code and bands give."""
+        return not self.quick and self.runtime.device.type == "cpu"
+
+    @property
     def products(self) -> Yardstick:
         return products(self.runtime.device, self.dtype)
 
@@ -182,7 +187,8 @@ def transforms_sections(plan: Plan) -> Iterator[list[Section]]:
     transforms = Section(_TRANSFORMS, (ops.BASELINE,), [], limit="copies of the scores", in_float32=plan.half)
     also = beyond("transforms", plan.only)
     for shape in _shapes(plan):  # one shape at a time: what its cases hold is let go before the next
-        cases = [case for case in ops.transform_cases((shape,), device, plan.peers, also) if plan.wants(case.name)]
+        made = ops.transform_cases((shape,), device, plan.peers, also, plan.every_backend)
+        cases = [case for case in made if plan.wants(case.name)]
         transforms.timings.extend(plan.time(cases, copies(torch.zeros(shape, device=device)), replay=True))
         yield [transforms]
 
@@ -193,7 +199,7 @@ def attention_sections(plan: Plan) -> Iterator[list[Section]]:
     also = beyond("attention", plan.only)
     for shape in ops.ON_A_GPU if device.type == "cuda" and not plan.quick else _shapes(plan):
         n = max(1, min(32, shape[2] // 4))
-        made = ops.attention_cases((shape,), device, dtype, n, plan.peers, also)
+        made = ops.attention_cases((shape,), device, dtype, n, plan.peers, also, plan.every_backend)
         cases = [case for case in made if plan.wants(case.name)]
         attention.timings.extend(plan.time(cases, plan.products, loose=True, replay=True))
         yield [attention]

@@ -33,7 +33,14 @@ Axis = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="One seed instead of the spec's.", min=0)]
 Seeds = Annotated[str | None, typer.Option("--seeds", help="Seeds with commas, instead of the spec's.")]
-Jobs = Annotated[int, typer.Option("--jobs", help="Cells at a time, each in a process of its own.", min=1)]
+Jobs = Annotated[
+    str,
+    typer.Option(
+        "--jobs",
+        help="Cells at a time, each in a process of its own; auto: as many as make most progress here, measured in "
+        "half a minute and kept.",
+    ),
+]
 Device = Annotated[
     str | None, typer.Option("--device", help="cpu, cuda, cuda:N, mps; auto, or left out: a CUDA GPU if there is one.")
 ]
@@ -107,7 +114,7 @@ def set_up_logging(*, quiet: bool, verbose: bool) -> None:
 
 
 def settings(
-    runs: Path, jobs: int = 1, device: str | None = None, fresh: bool = False, source: Path | None = None,
+    runs: Path, jobs: str = "1", device: str | None = None, fresh: bool = False, source: Path | None = None,
     offline: bool = False,
 ) -> Settings:  # fmt: skip
     from attnbench.core.errors import SpecError
@@ -117,7 +124,18 @@ def settings(
     if runs.exists() and not runs.is_dir():
         raise SpecError(f"--runs {runs}: this is a file; name a folder, which is made if need be")
     bars = log_console() if sys.stderr.isatty() and logging.getLogger("attnbench").isEnabledFor(logging.INFO) else None
-    return Settings(runs, cache_root(), jobs, device, fresh, source, offline, bars)
+    return Settings(runs, cache_root(), _jobs(jobs), device, fresh, source, offline, bars)
+
+
+def _jobs(word: str) -> int | None:
+    """Raises SpecError for what is no number of jobs."""
+    from attnbench.core.errors import SpecError
+
+    if word == "auto":
+        return None
+    if not word.isdecimal() or not int(word):
+        raise SpecError(f"--jobs {word}: write a whole number from 1 on, or auto")
+    return int(word)
 
 
 def seeds_of(seed: int | None, seeds: str | None) -> list[int]:

@@ -16,7 +16,7 @@ def copy_task(
     ] = None,
     seed: common.Seed = None,
     seeds: common.Seeds = None,
-    jobs: common.Jobs = 1,
+    jobs: common.Jobs = "1",
     overrides: common.Overrides = None,
     device: common.Device = None,
     dry_run: common.DryRun = False,

@@ -17,7 +17,7 @@ def sweep_k(
     ] = None,
     seed: common.Seed = None,
     seeds: common.Seeds = None,
-    jobs: common.Jobs = 1,
+    jobs: common.Jobs = "1",
     overrides: common.Overrides = None,
     device: common.Device = None,
     dry_run: common.DryRun = False,

@@ -35,4 +35,4 @@ def train(
         read_document(spec or common.packaged_spec("demo"), overrides or []), seeds=common.seeds_of(seed, None)
     )
     experiment = only(experiment, cell)
-    common.conduct(experiment, common.settings(runs, 1, device, fresh, source, offline), dry=dry_run, as_json=as_json)
+    common.conduct(experiment, common.settings(runs, "1", device, fresh, source, offline), dry=dry_run, as_json=as_json)

@@ -18,7 +18,7 @@ from attnbench.core.lock import making
 
 _TRIALS = 3
 """Times that a way is timed anew before it is refused."""
-_UNMEASURED = "which of two ways to multiply is faster here is not measured: %s"
+_UNMEASURED = "what is faster here is not measured, and the usual is taken: %s"
 
 _log = logging.getLogger(__name__)
 

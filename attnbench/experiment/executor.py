@@ -97,7 +97,7 @@ class _Worker:
     def _start(self) -> ProcessPoolExecutor:
         level = logging.getLogger("attnbench").getEffectiveLevel()
         spawn = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(1, mp_context=spawn, initializer=_settle, initargs=(level,))
+        return ProcessPoolExecutor(1, mp_context=spawn, initializer=settle, initargs=(level,))
 
     def submit(self, root: Path, cell: Cell, place: Place, fresh: bool) -> Future[CellOutcome]:
         return self._pool.submit(_work, root, cell, replace(place, device=self.device or place.device), fresh)
@@ -171,7 +171,7 @@ class Processes:
         return CellOutcome(cell, reason)
 
 
-def _settle(level: int) -> None:
+def settle(level: int) -> None:
     """Make a new process a worker: it logs as its parent does, leaves Ctrl-C to it, and does not outlive it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     handler = logging.StreamHandler(sys.stderr)

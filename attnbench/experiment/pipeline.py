@@ -32,7 +32,14 @@ from attnbench.search.greedy import GreedySpec
 from attnbench.tasks.base import EVAL_TOKENS, Metrics, Task
 from attnbench.train.loop import TrainingOutcome, train
 from attnbench.train.onednn import keep_few_products, use_onednn_float32
-from attnbench.train.runtime import choose_device, choose_runtime, keep_freed_memory, use_device, use_threads
+from attnbench.train.runtime import (
+    Runtime,
+    choose_device,
+    choose_runtime,
+    keep_freed_memory,
+    use_device,
+    use_threads,
+)
 from attnbench.train.spec import TrainSpec
 from attnbench.train.state import TrainState, checkpoint_steps, load_average, load_weights, weights_path
 
@@ -94,6 +101,16 @@ def require_prepared(spec: CellSpec, cache: Path, written: str = "on the spec") 
     return found
 
 
+def set_up(place: Place, spec: CellSpec) -> Runtime:
+    """What every training of this process has: its device, threads, memory, and what multiplies."""
+    device = use_device(choose_device(place.device))
+    use_threads(place.threads)
+    keep_freed_memory()
+    keep_few_products()
+    use_onednn_float32()
+    return choose_runtime(device, spec.train.precision)
+
+
 def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, Any]:
     """Train (or go on training) the cell, evaluate it, and write its result; returns the result.
 
@@ -102,12 +119,8 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     """
     started = time.perf_counter()
     spec = cell.spec
-    device = use_device(choose_device(place.device))
-    use_threads(place.threads)
-    keep_freed_memory()
-    keep_few_products()
-    use_onednn_float32()
-    runtime = choose_runtime(device, spec.train.precision)
+    runtime = set_up(place, spec)
+    device = runtime.device
     if runtime.precision != spec.train.precision:
         listen({"event": f"products {IN_FLOAT32}"})
     searched = spec.search.precision_on(device)

@@ -23,6 +23,7 @@ from attnbench.experiment.grid_file import write_grid
 from attnbench.experiment.pipeline import Listener, Place
 from attnbench.experiment.preparation import prepare_data
 from attnbench.experiment.progress import Bars, plain_listener
+from attnbench.experiment.rehearsal import jobs_that_pay
 from attnbench.experiment.run import is_done
 from attnbench.experiment.settings import Settings, root_of
 from attnbench.train.runtime import all_devices
@@ -59,17 +60,16 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
         warn_of_results_not_taken(root, pending, experiment, settings)
     write_grid(root, experiment, command)
     written = (root / GRID).read_bytes()
-    if settings.jobs > 1 and len(pending) > 1 and any(cell.spec.timing for cell in pending):
+    place, devices = Place(settings.cache, settings.device), all_devices() if settings.device is None else ()
+    jobs = jobs_that_pay(pending, place, devices) if settings.jobs is None else min(settings.jobs, max(1, len(pending)))
+    if jobs > 1 and any(cell.spec.timing for cell in pending):
         log.warning("decoding is timed while other cells run beside it (--jobs %d): the seconds are theirs too; "
-                    "compare them from --jobs 1", settings.jobs)  # fmt: skip
+                    "compare them from --jobs 1", jobs)  # fmt: skip
     for cell in experiment.cells:
         if cell.folder in damaged:
             yield CellOutcome(cell, damaged[cell.folder])
-    with _listeners(settings) as listen:
-        executor = choose_executor(
-            root, Place(settings.cache, settings.device), jobs=min(settings.jobs, max(1, len(pending))),
-            fresh=settings.fresh, listen=listen, devices=all_devices() if settings.device is None else (),
-        )  # fmt: skip
+    with _listeners(settings, jobs) as listen:
+        executor = choose_executor(root, place, jobs=jobs, fresh=settings.fresh, listen=listen, devices=devices)
         for outcome in _held_last(root, executor.map(pending), settings):
             yield outcome
             for twin in twins:
@@ -96,9 +96,9 @@ def _held_last(root: Path, outcomes: Iterable[CellOutcome], settings: Settings) 
 
 
 @contextmanager
-def _listeners(settings: Settings) -> Iterator[Callable[[Cell], Listener]]:
+def _listeners(settings: Settings, jobs: int) -> Iterator[Callable[[Cell], Listener]]:
     """What watches each cell: bars where a terminal shows one cell at a time, else plain lines."""
-    if settings.terminal is None or settings.jobs > 1:
+    if settings.terminal is None or jobs > 1:
         yield lambda cell: plain_listener(cell.label, cell.seed)
         return
     with Bars(settings.terminal) as bars:

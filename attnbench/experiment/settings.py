@@ -15,13 +15,14 @@ class Settings:
     """What the command line says of where and how: no part of what a cell is, though device and threads move its
     numbers by rounding, and its speeds.
 
-    source: a folder to prepare data from. fresh: forget what unfinished and finished cells left.
+    jobs: cells at a time; None: as many as get most done, which is measured. source: a folder to prepare data from.
+    fresh: forget what unfinished and finished cells left.
     terminal: where bars are drawn; None: plain lines.
     """
 
     runs: Path
     cache: Path
-    jobs: int = 1
+    jobs: int | None = 1
     device: str | None = None
     fresh: bool = False
     source: Path | None = None

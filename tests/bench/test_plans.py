@@ -44,6 +44,28 @@ def test_transforms_are_checked_before_they_are_timed():
     assert [case.name for case in cases if case.check is not None] == timed * 2
 
 
+def test_backends_stand_side_by_side_on_a_processor(monkeypatch):
+    seen = []
+    monkeypatch.setattr(plans, "measure", lambda cases, **given: seen.extend(cases) or [])
+    monkeypatch.setattr(ops, "SHAPES", ((1, 2, 9, 9),))
+    for quick in (True, False):
+        seen.clear()
+        assert list(plans.ops_sections(plans.Plan(Runtime(CPU), 1, quick, [])))
+        names = {case.name for case in seen}
+        of_torch = {name for name in names if name.endswith("(torch)")}
+        dense = {name for name in names if name.endswith("(dense)")}
+        if quick:
+            assert not of_torch | dense
+            continue
+        assert of_torch == {f"{name} (torch)" for name in (*ops.TRANSFORMS, ops.TRAINED)}
+        assert dense == {f"{name}, n = 2 (dense)" for name in ops.PATTERNS}
+    for case in seen:
+        if case.name.endswith(("(torch)", "(dense)")):
+            assert plans.Plan(Runtime(CPU), 1, False, [], only=[ops.kind_of(case.name)]).wants(case.name)
+            case.run()
+            assert (case.check is None) is case.name.endswith("(torch)")  # it is what others are checked with
+
+
 def test_a_plan_has_those_mechanisms_that_are_asked_for_beside_what_they_are_compared_with():
     plan = plans.Plan(Runtime(CPU), 1, True, [], only=["entmax", "window"])
     names = [

@@ -88,7 +88,8 @@ def test_seeds(invoke, tiny):
     (["--seeds", "1,1"], "a seed stands twice"),
     (["--seed", "1", "--seeds", "2"], "exclude each other"),
     (["--seed", "-1"], "--seed"),
-    (["--jobs", "0"], "--jobs"),
+    (["--jobs", "0"], "--jobs 0: write a whole number from 1 on, or auto"),
+    (["--jobs", "two"], "--jobs two: write a whole number from 1 on, or auto"),
 ])  # fmt: skip
 def test_bad_options_name_the_mend(invoke, tiny, arguments, words):
     result = invoke("sweep-k", *tiny, *arguments, code=2)

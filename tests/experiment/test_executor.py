@@ -231,7 +231,7 @@ def alive(process: int) -> bool:
 
 
 def test_workers_tell_what_their_parent_would(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]):
-    executor._settle(logging.INFO)
+    executor.settle(logging.INFO)
     try:
         logging.getLogger("attnbench").info("a line of progress")
         logging.getLogger("attnbench").debug("a detail")

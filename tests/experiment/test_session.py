@@ -53,6 +53,20 @@ def test_timing_in_company_is_said(
     assert ("compare them from --jobs 1" in caplog.text) == warns
 
 
+def test_the_jobs_that_pay_are_asked_for_where_none_are_named(bench: Any, monkeypatch: pytest.MonkeyPatch):
+    asked, given = [], []
+
+    class Idle:
+        def map(self, cells: Any) -> Any:
+            return iter(())
+
+    monkeypatch.setattr(session, "choose_executor", lambda *args, jobs, **named: given.append(jobs) or Idle())
+    monkeypatch.setattr(session, "jobs_that_pay", lambda cells, place, devices: asked.append(len(cells)) or 2)
+    for jobs in (1, None):
+        bench.run(bench.experiment(), jobs=jobs)
+    assert (asked, given) == ([2], [1, 2])
+
+
 def test_finished_cells_are_skipped_and_deleted_results_made_again(bench: Any, ran: list[Cell]):
     experiment = bench.experiment()
     assert len(bench.run(experiment)) == 2

@@ -1,0 +1,122 @@
+"""How many cells at a time get most done on this machine: the first of them is trained for some seconds, alone and
+several times at once, and nothing of it stays."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import queue
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from attnbench.core import measured
+from attnbench.core.processor import usable_cores
+from attnbench.core.seeding import derive, seed_everything
+from attnbench.experiment.executor import settle
+from attnbench.experiment.grid import Cell
+from attnbench.experiment.pipeline import Place, build_model, require_prepared, set_up
+from attnbench.experiment.sharing import training_digest
+from attnbench.train.pace import pace
+from attnbench.train.runtime import choose_device
+
+log = logging.getLogger("attnbench")
+
+_SECONDS = 5.0
+"""Of each rehearsal, once all are warm."""
+_PATIENCE = 600.0
+"""Seconds in which all have to be done, compiling and warming up included."""
+_CLEARLY = 1.05
+"""Times the progress of fewer cells that more of them have to make."""
+
+
+def jobs_that_pay(cells: Sequence[Cell], place: Place, devices: Sequence[str]) -> int:
+    """How many of these cells, whose data are prepared, to train at a time: of one, two, four and so on, up to the
+    cores, or to four on a GPU, the number that makes most target tokens a second; more only where it is clearly more.
+
+    Measured with the first of them, once for this machine, and kept, as what is resumed goes on with the same threads.
+    One where decoding is timed, which others beside it would spoil. devices: GPUs that they share out among themselves.
+    """
+    if len(cells) < 2:
+        return 1
+    if any(cell.spec.timing for cell in cells):
+        log.info("--jobs auto: one cell at a time, for decoding is timed")
+        return 1
+    counts = _counts(len(cells), place, devices)
+    if len(counts) == 1:
+        return counts[0]
+    first = cells[0]
+    name = "|".join([training_digest(first.spec), *map(str, counts), _machine(place)])
+    found = measured.once("jobs", "jobs", lambda: float(_best(first, place, devices, counts)), of=name)
+    return counts[0] if found is None else int(found)
+
+
+def _machine(place: Place) -> str:
+    """What beside the processor decides."""
+    device = choose_device(place.device)
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _counts(cells: int, place: Place, devices: Sequence[str]) -> list[int]:
+    least, most = max(1, len(devices)), usable_cores()
+    if devices or choose_device(place.device).type != "cpu":
+        most = 4 * least
+    return [least << times for times in range(10) if least << times <= min(most, cells)] or [min(least, cells)]
+
+
+def _best(cell: Cell, place: Place, devices: Sequence[str], counts: Sequence[int]) -> int:
+    best, fastest, alone = counts[0], 0.0, None
+    for count in counts:
+        rate = _together(cell, count, place, devices)
+        if rate is None:
+            log.info("--jobs auto: %d cells at a time did not get through their rehearsal", count)
+            break
+        alone = alone or rate
+        log.info("--jobs auto: %d at a time make %.0f target tokens a second, %.2f times those of %d",
+                 count, rate, rate / alone, counts[0])  # fmt: skip
+        if rate > _CLEARLY * fastest:
+            best, fastest = count, rate
+    return best
+
+
+def _together(cell: Cell, count: int, place: Place, devices: Sequence[str]) -> float | None:
+    """Target tokens a second of so many; None where one fails, as where memory is not enough."""
+    context = multiprocessing.get_context("spawn")
+    ready, rates = context.Barrier(count), context.Queue()
+    threads, level = max(1, usable_cores() // count), log.getEffectiveLevel()
+    processes = []
+    for index in range(count):
+        device = devices[index % len(devices)] if devices else place.device
+        own = replace(place, device=device, threads=threads, jobs=count)
+        process = context.Process(target=_rehearse, args=(cell, own, ready, rates, _SECONDS, level), daemon=True)
+        process.start()
+        processes.append(process)
+    found: list[float] = []
+    end = time.monotonic() + _PATIENCE
+    try:
+        while len(found) < count:
+            try:
+                found.append(rates.get(timeout=0.2))
+            except queue.Empty:
+                if time.monotonic() > end or any(process.exitcode not in (None, 0) for process in processes):
+                    return None
+        return sum(found)
+    finally:
+        for process in processes:
+            if len(found) < count:
+                process.terminate()
+            process.join()
+
+
+def _rehearse(cell: Cell, place: Place, ready: Any, rates: Any, seconds: float, level: int) -> None:
+    settle(level)
+    spec = cell.spec
+    runtime = set_up(place, spec)
+    task, data = spec.task.bind(), spec.task.open(require_prepared(spec, place.cache))
+    model = build_model(spec).to(runtime.device)
+    data = task.adapt(model, data, derive(spec.seed, "adapt"), fresh=False)
+    seed_everything(derive(spec.seed, "train"))
+    rates.put(pace(task, model, data, spec.train, seed=spec.seed, runtime=runtime, begin=ready.wait, seconds=seconds))
