@@ -227,7 +227,8 @@ def attention_cases(
     every_backend: bool = False,
 ) -> Iterator[Case]:  # fmt: skip
     """Bidirectional attention of each transform, and of patterns at a budget of n where that is less than the keys; on
-    a GPU through its own backends, too. also: kinds of others. every_backend: on a processor patterns by all scores, too."""
+    a GPU through its own backends, too. also: kinds of others. every_backend: on a processor patterns by all scores,
+    too."""
     for shape in shapes:
         batch, heads, length, _ = shape
         generator = torch.Generator().manual_seed(0)
