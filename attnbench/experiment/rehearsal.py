@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from attnbench.core import measured
+from attnbench.core.errors import AttnbenchError
 from attnbench.core.processor import usable_cores
 from attnbench.core.seeding import derive, seed_everything
 from attnbench.experiment.executor import settle
@@ -33,25 +34,33 @@ _CLEARLY = 1.05
 """Times the progress of fewer cells that more of them have to make."""
 
 
-def jobs_that_pay(cells: Sequence[Cell], place: Place, devices: Sequence[str]) -> int:
-    """How many of these cells, whose data are prepared, to train at a time: of one, two, four and so on, up to the
-    cores, or to four on a GPU, the number that makes most target tokens a second; more only where it is clearly more.
+class _FailedError(AttnbenchError):
+    """Not even as few as there may be are trained: nothing is known, and nothing kept."""
 
-    Measured with the first of them, once for this machine, and kept, as what is resumed goes on with the same threads.
-    One where decoding is timed, which others beside it would spoil. devices: GPUs that they share out among themselves.
+
+def jobs_that_pay(first: Cell, pending: Sequence[Cell], place: Place, devices: Sequence[str]) -> int:
+    """How many of the pending cells, whose data are prepared, to train at a time: of one, two, four and so on, up to
+    the cores, or to four on a GPU, the number that makes most target tokens a second; more only where it is clearly
+    more.
+
+    Measured once for this machine and the table that has this cell first, and kept, whichever cells are left: what is
+    resumed goes on with the same threads. One where decoding is timed, which others beside it would spoil. devices:
+    GPUs that they share out among themselves.
     """
-    if len(cells) < 2:
+    if len(pending) < 2:
         return 1
-    if any(cell.spec.timing for cell in cells):
+    if any(cell.spec.timing for cell in pending):
         log.info("--jobs auto: one cell at a time, for decoding is timed")
         return 1
-    counts = _counts(len(cells), place, devices)
-    if len(counts) == 1:
-        return counts[0]
-    first = cells[0]
-    name = "|".join([training_digest(first.spec), *map(str, counts), _machine(place)])
-    found = measured.once("jobs", "jobs", lambda: float(_best(first, place, devices, counts)), of=name)
-    return counts[0] if found is None else int(found)
+    counts = _counts(place, devices)
+    found: float | None = counts[0]
+    if len(counts) > 1:
+        name = "|".join([training_digest(first.spec.replace(seed=0)), *map(str, counts), _machine(place)])
+        try:
+            found = measured.once("jobs", "jobs", lambda: float(_best(pending[0], place, devices, counts)), of=name)
+        except _FailedError as error:  # which the cell itself will tell
+            log.warning("--jobs auto: %s; as many at a time as without", error)
+    return min(len(pending), counts[0] if found is None else int(found))
 
 
 def _machine(place: Place) -> str:
@@ -60,19 +69,20 @@ def _machine(place: Place) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _counts(cells: int, place: Place, devices: Sequence[str]) -> list[int]:
-    least, most = max(1, len(devices)), usable_cores()
-    if devices or choose_device(place.device).type != "cpu":
-        most = 4 * least
-    return [least << times for times in range(10) if least << times <= min(most, cells)] or [min(least, cells)]
+def _counts(place: Place, devices: Sequence[str]) -> list[int]:
+    least = max(1, len(devices))
+    most = 4 * least if devices or choose_device(place.device).type != "cpu" else usable_cores()
+    return [least << times for times in range(10) if least << times <= most]
 
 
 def _best(cell: Cell, place: Place, devices: Sequence[str], counts: Sequence[int]) -> int:
     best, fastest, alone = counts[0], 0.0, None
     for count in counts:
         rate = _together(cell, count, place, devices)
+        if rate is None and alone is None:
+            raise _FailedError(f"[{cell.label}, seed {cell.seed}] did not get through its rehearsal")
         if rate is None:
-            log.info("--jobs auto: %d cells at a time did not get through their rehearsal", count)
+            log.info("--jobs auto: %d at a time did not get through their rehearsal", count)
             break
         alone = alone or rate
         log.info("--jobs auto: %d at a time make %.0f target tokens a second, %.2f times those of %d",

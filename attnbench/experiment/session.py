@@ -61,7 +61,9 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
     write_grid(root, experiment, command)
     written = (root / GRID).read_bytes()
     place, devices = Place(settings.cache, settings.device), all_devices() if settings.device is None else ()
-    jobs = jobs_that_pay(pending, place, devices) if settings.jobs is None else min(settings.jobs, max(1, len(pending)))
+    jobs = min(settings.jobs, max(1, len(pending))) if settings.jobs else 1
+    if settings.jobs is None:
+        jobs = jobs_that_pay(experiment.cells[0], pending, place, devices)
     if jobs > 1 and any(cell.spec.timing for cell in pending):
         log.warning("decoding is timed while other cells run beside it (--jobs %d): the seconds are theirs too; "
                     "compare them from --jobs 1", jobs)  # fmt: skip

@@ -61,7 +61,7 @@ def test_the_jobs_that_pay_are_asked_for_where_none_are_named(bench: Any, monkey
             return iter(())
 
     monkeypatch.setattr(session, "choose_executor", lambda *args, jobs, **named: given.append(jobs) or Idle())
-    monkeypatch.setattr(session, "jobs_that_pay", lambda cells, place, devices: asked.append(len(cells)) or 2)
+    monkeypatch.setattr(session, "jobs_that_pay", lambda first, cells, *more: asked.append(len(cells)) or 2)
     for jobs in (1, None):
         bench.run(bench.experiment(), jobs=jobs)
     assert (asked, given) == ([2], [1, 2])
