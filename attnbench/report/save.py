@@ -87,10 +87,11 @@ def _grid(folder: Path) -> dict[str, Any]:
 
 
 def _portable(grid: dict[str, Any]) -> dict[str, Any]:
-    """The grid without paths that only this machine has: what lies below the working directory is named from there, and
-    not where runs were kept."""
+    """The grid without paths that only this machine has: what lies below the working directory is named from there, a
+    folder of corpus files elsewhere is DIR, and where runs were kept is not named."""
     here = f"{Path.cwd()}/"
     command = re.sub(r" ('--runs=[^']*'|--runs[= ]('[^']*'|\S+))", "", str(grid.get("command") or "")).replace(here, "")
+    command = re.sub(r" (?:'--from=/[^']*'|--from[= ](?:'/[^']*'|/\S+))", " --from DIR", command)
     source = str(grid.get("source") or "").replace(here, "")
     if Path(source).is_absolute():
         package = Path(attnbench.__file__).parents[1]

@@ -108,6 +108,22 @@ def test_a_copy_does_not_say_where_runs_were_kept(run_folder, tmp_path: Path, gi
     assert json.loads((copy / "grid.json").read_text())["command"] == "attnbench ablate x.yaml --jobs 2"
 
 
+@pytest.mark.parametrize(("given", "kept"), [
+    ("--from /data/multi30k --jobs 2", "--from DIR --jobs 2"),
+    ("--jobs 2 '--from=/my data'", "--jobs 2 --from DIR"),
+    ("--from '/my data' --jobs 2", "--from DIR --jobs 2"),
+    ("--from data --jobs 2", "--from data --jobs 2"),
+])  # fmt: skip
+def test_a_copy_does_not_say_where_the_corpus_lay(run_folder, tmp_path: Path, given: str, kept: str):
+    run = run_folder("run")
+    run.add("dense", 1, 35.0)
+    folder = run.grid()
+    file = folder / "grid.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "command": f"attnbench ablate x.yaml {given}"}))
+    copy = save(folder, tmp_path / "results")
+    assert json.loads((copy / "grid.json").read_text())["command"] == f"attnbench ablate x.yaml {kept}"
+
+
 @pytest.mark.parametrize("here", [False, True])
 def test_a_run_folder_is_not_saved_over_itself(run_folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: bool):
     run = run_folder("runs/demo")
