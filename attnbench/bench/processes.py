@@ -17,7 +17,7 @@ import torch
 from attnbench.bench.timer import Case, Timing
 from attnbench.core.errors import AttnbenchError
 from attnbench.train.onednn import keep_few_products, keep_products_as_shipped, use_onednn_float32
-from attnbench.train.runtime import keep_freed_memory, use_device, use_threads
+from attnbench.train.runtime import keep_freed_memory, use_device, use_no_tf32, use_threads
 
 _PATIENCE = 10
 """Seconds that a process has to end by itself."""
@@ -112,6 +112,7 @@ def _serve(pipe: Connection, recipe: Recipe, threads: int, device: torch.device)
             keep_freed_memory()
             keep_few_products()
             use_onednn_float32()
+            use_no_tf32()
         case = recipe.make(*recipe.given)
         pipe.send((None, (case.group, case.name, case.work, case.check is not None, case.coarse, case.settle)))
         while (what := _asked(pipe)) is not None:

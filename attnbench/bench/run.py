@@ -25,7 +25,7 @@ from attnbench.core.errors import MissingExtraError, SpecError
 from attnbench.core.files import require_writable, write_atomic
 from attnbench.core.spec import unknown
 from attnbench.core.version import version
-from attnbench.train.runtime import choose_device, choose_runtime, use_device, use_threads
+from attnbench.train.runtime import choose_device, choose_runtime, use_device, use_no_tf32, use_threads
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -176,6 +176,7 @@ def run(
         limit = " as OMP_NUM_THREADS says" if processor.cores_are_limited() else ""
         raise SpecError(f"--threads {threads}: {cores} cores can be used here{limit}; give that many at most")
     use_threads(threads or cores)
+    use_no_tf32()
     runtime = choose_runtime(place, "bf16" if precision == "bf16" else "fp32")
     if runtime.precision != precision:
         raise MissingExtraError(

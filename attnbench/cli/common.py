@@ -133,7 +133,7 @@ def _jobs(word: str) -> int | None:
 
     if word == "auto":
         return None
-    if not word.isdecimal() or not int(word):
+    if not word.isdecimal() or len(word) > 4 or not int(word):
         raise SpecError(f"--jobs {word}: write a whole number from 1 on, or auto")
     return int(word)
 

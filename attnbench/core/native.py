@@ -163,6 +163,17 @@ def engine() -> str | None:
     return f"{made}, without {' and '.join(_without)}" if made and _without else made
 
 
+def lacking() -> str | None:
+    """What to tell of a processor on which everything is left to torch for want of a compiler; nothing where that is
+    switched off, or where a compiler that is named does not run, which is told by itself."""
+    if os.environ.get(SWITCH) == "0" or _command() is not None:
+        return None
+    return (
+        "no C++ compiler is here, and everything is left to torch, which takes several times as long for sparse "
+        "transforms: install g++ or clang++, or name one in CXX"
+    )
+
+
 def compiling_seconds() -> float:
     """What this process has spent on compiling so far, and on waiting for others that compile the same."""
     return sum(_spent)
@@ -179,10 +190,6 @@ def compiler() -> str | None:
     """The C++ compiler with its version, as it says it; None where there is none. `$CXX` goes before others."""
     command = _command()
     if command is None:
-        _log.warning(
-            "no C++ compiler is here, and everything is left to torch, which takes several times as long for sparse "
-            "transforms: install g++ or clang++, or name one in CXX"
-        )
         return None
     try:
         said = _run([*command, "--version"])

@@ -15,7 +15,7 @@ from attnbench.train.runtime import Runtime
 _PACKAGES = ("torch", "numpy", "tokenizers", "sacrebleu", "sacremoses", "safetensors", "pydantic")
 
 
-_DIGITS = ("device", "processor", "instructions", "threads", "precision", "products", "compiled", "updates")
+_DIGITS = ("device", "processor", "instructions", "threads", "precision", "products", "compiled", "updates", "tf32")
 """What the last digits of a training depend on, beside torch."""
 
 

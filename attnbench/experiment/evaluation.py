@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
+from attnbench.core import native
 from attnbench.core.contention import relieved
 from attnbench.core.errors import AttnbenchError, DataError, SpecError
 from attnbench.core.files import cache_root, read_json, read_jsonl
@@ -27,9 +28,10 @@ from attnbench.experiment.pipeline import IN_FLOAT32, build_model, require_prepa
 from attnbench.experiment.run import RUN_AGAIN, read_result
 from attnbench.experiment.spec import CellSpec
 from attnbench.metrics.bleu import corpus_bleu, corpus_chrf
+from attnbench.search.base import Searcher
 from attnbench.tasks.base import EVAL_TOKENS, Metrics, Task, TaskSpec
 from attnbench.train.onednn import keep_few_products, use_onednn_float32
-from attnbench.train.runtime import choose_device, keep_freed_memory, use_device, use_threads
+from attnbench.train.runtime import choose_device, keep_freed_memory, use_device, use_no_tf32, use_threads
 from attnbench.train.state import OtherModelError, checkpoint_steps, load_average, load_weights, weights_path
 
 log = logging.getLogger(__name__)
@@ -93,8 +95,9 @@ def load_trained(
     keep_freed_memory()
     keep_few_products()
     use_onednn_float32()
-    if spec.search.precision_on(place) != spec.search.precision:
-        log.warning("searches %s", IN_FLOAT32)
+    use_no_tf32()
+    if place.type == "cpu" and (lacking := native.lacking()):
+        log.warning("%s", lacking)
     model = build_model(spec).to(place)
     try:
         steps = _load(model, folder / CHECKPOINTS, spec, step, again=averaged)
@@ -221,9 +224,16 @@ def _best(checkpoints: Path, newest: int) -> int:
         raise DataError(f"{path} is damaged ({error}); choose a checkpoint with --step, or train on") from None
 
 
+def _searcher(trained: Trained) -> Searcher:
+    search = trained.spec.search
+    if search.precision_on(next(trained.model.parameters()).device) != search.precision:
+        log.warning("searches %s", IN_FLOAT32)
+    return search.build()
+
+
 def score_split(trained: Trained, split: str) -> Metrics:
     """Decode and score one split. Raises DataError for a split that the data do not have."""
-    searcher, task = trained.spec.search.build(), trained.task
+    searcher, task = _searcher(trained), trained.task
     data = task.adapt(trained.model, trained.data, 0, fresh=False)
     with torch.no_grad(), relieved(torch.get_num_threads()):
         return task.evaluate(trained.model, data, split, searcher, EVAL_TOKENS)
@@ -231,7 +241,7 @@ def score_split(trained: Trained, split: str) -> Metrics:
 
 def translate(trained: Trained, lines: Sequence[str]) -> list[str]:
     """Translations of raw source lines, detokenised, in their order."""
-    searcher = trained.spec.search.build()
+    searcher = _searcher(trained)
     with torch.no_grad(), relieved(torch.get_num_threads()):
         return trained.task.translate(trained.model, trained.data, lines, searcher)
 

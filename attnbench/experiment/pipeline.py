@@ -38,6 +38,7 @@ from attnbench.train.runtime import (
     choose_runtime,
     keep_freed_memory,
     use_device,
+    use_no_tf32,
     use_threads,
 )
 from attnbench.train.spec import TrainSpec
@@ -108,6 +109,7 @@ def set_up(place: Place, spec: CellSpec) -> Runtime:
     keep_freed_memory()
     keep_few_products()
     use_onednn_float32()
+    use_no_tf32()
     return choose_runtime(device, spec.train.precision)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from attnbench.core import native
 from attnbench.core.run_files import GRID, cell_folder
 from attnbench.experiment.adopt import share
 from attnbench.experiment.executor import CellOutcome, choose_executor
@@ -26,7 +27,7 @@ from attnbench.experiment.progress import Bars, plain_listener
 from attnbench.experiment.rehearsal import jobs_that_pay
 from attnbench.experiment.run import is_done
 from attnbench.experiment.settings import Settings, root_of
-from attnbench.train.runtime import all_devices
+from attnbench.train.runtime import all_devices, choose_device
 
 log = logging.getLogger("attnbench")
 
@@ -60,10 +61,12 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
         warn_of_results_not_taken(root, pending, experiment, settings)
     write_grid(root, experiment, command)
     written = (root / GRID).read_bytes()
+    if pending and choose_device(settings.device).type == "cpu" and (lacking := native.lacking()):
+        log.warning("%s", lacking)
     place, devices = Place(settings.cache, settings.device), all_devices() if settings.device is None else ()
     jobs = min(settings.jobs, max(1, len(pending))) if settings.jobs else 1
     if settings.jobs is None:
-        jobs = jobs_that_pay(experiment.cells[0], pending, place, devices)
+        jobs = jobs_that_pay(experiment.cells, pending, place, devices, fresh=settings.fresh)
     if jobs > 1 and any(cell.spec.timing for cell in pending):
         log.warning("decoding is timed while other cells run beside it (--jobs %d): the seconds are theirs too; "
                     "compare them from --jobs 1", jobs)  # fmt: skip

@@ -26,4 +26,5 @@ def facts(runtime: Runtime) -> dict[str, Any]:
         "searches_int8": packed.chosen(torch.int8)[0] if device.type == "cpu" else None,
         "compiled": native.engine(),
         "updates": "recorded" if records(runtime) else None,
+        "tf32": "off" if device.type == "cuda" else None,
     }

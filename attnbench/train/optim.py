@@ -106,7 +106,8 @@ class SgdSpec(OptimizerSpec):
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         momentum, decay = self.momentum, self.weight_decay
-        return torch.optim.SGD(parameters, lr=0.0, momentum=momentum, weight_decay=decay, fused=True)
+        # with momentum a fused step wants a gradient of every parameter from the first one on
+        return torch.optim.SGD(parameters, lr=0.0, momentum=momentum, weight_decay=decay, fused=not momentum)
 
 
 def _require_floor(minimum: float, lr: float) -> None:

@@ -109,17 +109,15 @@ def choose_device(name: str | None) -> torch.device:
 
 
 def use_device(device: torch.device) -> torch.device:
-    """Make a GPU that is named by number the one that streams, graphs and Triton's kernels are of; and have float32
-    mean float32 there: cuDNN's convolutions and recurrent layers would round what they multiply to TF32's 10 bits."""
-    if device.type == "cuda":
-        if device.index is not None:
-            torch.cuda.set_device(device)
-        use_no_tf32()
+    """Make a GPU that is named by number the one that streams, graphs and Triton's kernels are of."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
     return device
 
 
 def use_no_tf32() -> None:
-    """For the whole process; products by cuBLAS are torch's own default."""
+    """Have float32 mean float32 on a GPU, for the whole process: cuDNN's convolutions and recurrent layers would round
+    what they multiply to TF32's 10 bits. Products by cuBLAS are exact by torch's own default."""
     layers: list[Any] = [getattr(torch.backends.cudnn, name, None) for name in ("conv", "rnn")]
     if all(hasattr(each, "fp32_precision") for each in layers):
         for each in layers:

@@ -61,10 +61,22 @@ def test_the_jobs_that_pay_are_asked_for_where_none_are_named(bench: Any, monkey
             return iter(())
 
     monkeypatch.setattr(session, "choose_executor", lambda *args, jobs, **named: given.append(jobs) or Idle())
-    monkeypatch.setattr(session, "jobs_that_pay", lambda first, cells, *more: asked.append(len(cells)) or 2)
+    monkeypatch.setattr(session, "jobs_that_pay", lambda table, cells, *more, fresh: asked.append(len(cells)) or 2)
     for jobs in (1, None):
         bench.run(bench.experiment(), jobs=jobs)
     assert (asked, given) == ([2], [1, 2])
+
+
+@pytest.mark.parametrize("lacking", ["no C++ compiler is here", None])
+def test_what_a_machine_lacks_is_told_once(bench: Any, ran: list[Cell], monkeypatch: Any, caplog: Any, lacking: Any):
+    monkeypatch.setattr(session.native, "lacking", lambda: lacking)
+    monkeypatch.setattr(logging.getLogger("attnbench"), "propagate", True)
+    bench.run(bench.experiment())
+    assert len(ran) == 2
+    assert caplog.text.count("no C++ compiler is here") == (lacking is not None)
+    caplog.clear()
+    bench.run(bench.experiment())  # all is done
+    assert "compiler" not in caplog.text
 
 
 def test_finished_cells_are_skipped_and_deleted_results_made_again(bench: Any, ran: list[Cell]):

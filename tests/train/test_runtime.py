@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from attnbench.core.bfloat16 import multiplies_bfloat16
 from attnbench.core.errors import MissingExtraError, SpecError
-from attnbench.train.runtime import Runtime, choose_device, choose_runtime, use_device, use_threads
+from attnbench.train.runtime import Runtime, choose_device, choose_runtime, use_no_tf32, use_threads
 
 
 def test_the_processor_is_there_and_an_unknown_device_is_not():
@@ -59,15 +60,14 @@ def test_gpus_multiply_bfloat16_from_capability_8_on(capability: Any, known: boo
 
 def test_float32_means_float32_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
     """By default cuDNN rounds what convolutions and recurrent layers multiply to TF32."""
-    cudnn, chosen = torch.backends.cudnn, []
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    before = [cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision]
-    try:
-        use_device(torch.device("cuda", 1))
-        assert [cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision] == ["ieee", "ieee"]
-    finally:
-        cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = before
-    assert chosen == [torch.device("cuda", 1)]
+    layers = [SimpleNamespace(fp32_precision="tf32") for _ in range(2)]
+    monkeypatch.setattr(torch.backends, "cudnn", SimpleNamespace(conv=layers[0], rnn=layers[1], allow_tf32=True))
+    use_no_tf32()
+    assert [each.fp32_precision for each in layers] == ["ieee", "ieee"]
+    assert torch.backends.cudnn.allow_tf32  # that is the older name of the same, and both together are refused
+    monkeypatch.setattr(torch.backends, "cudnn", SimpleNamespace(allow_tf32=True))
+    use_no_tf32()
+    assert not torch.backends.cudnn.allow_tf32
 
 
 def test_threads_are_at_least_one():
