@@ -343,7 +343,7 @@ def test_a_gradient_for_what_a_mechanism_learns_that_is_wrong_is_found():
             self.inner = learned
 
         def forward(self, scores):
-            raw = self.inner.raw if native.is_off() else Halved.apply(self.inner.raw)
+            raw = self.inner.raw if native.is_off_here() else Halved.apply(self.inner.raw)
             return torch.func.functional_call(self.inner, {"raw": raw}, (scores,))
 
     scores, upstream = torch.randn(SHAPE), torch.randn(SHAPE)
