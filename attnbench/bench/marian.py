@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnbench.bench import nn_loop, sentences
+from attnbench.bench.nn_transformer import LONGEST
 from attnbench.bench.subjects import SMOOTHING, fields_of, words
 from attnbench.bench.timer import Case
 from attnbench.data.base import BOS, EOS, PAD
@@ -16,7 +17,6 @@ from attnbench.models.base import Sizes
 from attnbench.models.transformer import TransformerSpec
 
 SHIPPED = "transformers' Marian, float32, as shipped"
-LONGEST = 128
 
 
 class Marian(nn_loop.Model):

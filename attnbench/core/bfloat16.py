@@ -12,8 +12,8 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     """Whether a device has instructions for products in bfloat16 that torch uses: on x86 those of AVX512-BF16 or AMX,
     on a GPU of NVIDIA those of compute capability 8, and on a processor nothing without oneDNN.
 
-    oneDNN makes them of others where there is AVX-512 alone, at about half of float32's speed; on a processor of AVX2
-    training took 38 times as long in bfloat16 as in float32.
+    oneDNN makes them of others where there is AVX-512 alone, at a third of its speed in float32 (measured with
+    ONEDNN_MAX_CPU_ISA=AVX512_CORE); on a processor of AVX2 training took 38 times as long in bfloat16 as in float32.
     """
     if device.type == "cpu":
         return torch.backends.mkldnn.is_available() and _asked("_is_mkldnn_bf16_supported", torch.ops.mkldnn) and (

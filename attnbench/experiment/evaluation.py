@@ -24,14 +24,12 @@ from attnbench.core.spec import dotted, spec_error, unknown, unused_fields
 from attnbench.data.corpus import Data
 from attnbench.experiment.adopt import is_same_run
 from attnbench.experiment.document import override_document, read_document
-from attnbench.experiment.pipeline import IN_FLOAT32, build_model, require_prepared, require_same_data
+from attnbench.experiment.pipeline import IN_FLOAT32, Place, build_model, require_prepared, require_same_data, set_up
 from attnbench.experiment.run import RUN_AGAIN, read_result
 from attnbench.experiment.spec import CellSpec
 from attnbench.metrics.bleu import corpus_bleu, corpus_chrf
 from attnbench.search.base import Searcher
 from attnbench.tasks.base import EVAL_TOKENS, Metrics, Task, TaskSpec
-from attnbench.train.onednn import keep_few_products, use_onednn_float32
-from attnbench.train.runtime import choose_device, keep_freed_memory, use_device, use_no_tf32, use_threads
 from attnbench.train.state import OtherModelError, checkpoint_steps, load_average, load_weights, weights_path
 
 log = logging.getLogger(__name__)
@@ -90,15 +88,11 @@ def load_trained(
             f"{' '.join(itertools.chain(*options))}: names other data than the cell was trained with; to score another "
             "text, give --input and --reference"
         ) from error
-    place = use_device(choose_device(device))
-    use_threads(min(torch.get_num_threads(), usable_cores()))  # torch knows of no container's quota
-    keep_freed_memory()
-    keep_few_products()
-    use_onednn_float32()
-    use_no_tf32()
-    if place.type == "cpu" and (lacking := native.lacking()):
+    threads = min(torch.get_num_threads(), usable_cores())  # torch knows of no container's quota
+    there = set_up(Place(root, device, threads), spec).device
+    if there.type == "cpu" and (lacking := native.lacking()):
         log.warning("%s", lacking)
-    model = build_model(spec).to(place)
+    model = build_model(spec).to(there)
     try:
         steps = _load(model, folder / CHECKPOINTS, spec, step, again=averaged)
     except OtherModelError:

@@ -103,7 +103,7 @@ def require_prepared(spec: CellSpec, cache: Path, written: str = "on the spec") 
 
 
 def set_up(place: Place, spec: CellSpec) -> Runtime:
-    """What every training of this process has: its device, threads, memory, and what multiplies."""
+    """What every training and evaluation of this process has: its device, threads, memory, and what multiplies."""
     device = use_device(choose_device(place.device))
     use_threads(place.threads)
     keep_freed_memory()

@@ -64,8 +64,7 @@ def jobs_that_pay(
     unless all begin afresh. One where decoding is timed, which others beside it would spoil. devices: GPUs that they
     share out among themselves.
     """
-    trainings = {training_digest(cell.spec): cell for cell in pending}
-    most = len(pending) if fresh else len(trainings)
+    most = len(pending) if fresh else len({training_digest(cell.spec) for cell in pending})
     if most < 2:
         return 1
     if any(cell.spec.timing for cell in pending):

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from attnbench.core.files import read_jsonl
+from attnbench.experiment import evaluation
 from attnbench.experiment.evaluation import load_trained, score_translations, translate
 from attnbench.tasks.attention import word_attention
 
@@ -104,6 +105,18 @@ def test_a_cell_is_a_model_in_python_too(invoke, cell):
     assert translate(trained, lines) == wanted
     (weights,) = word_attention(trained.model, trained.data, lines[:1], ["a b c"])
     assert weights.shape == (3, 4)
+
+
+@pytest.mark.parametrize(("usable", "given", "used"), [(1, 2, 1), (8, 1, 1)])
+def test_no_more_threads_are_taken_than_a_container_may_use(cell, monkeypatch, usable, given, used):
+    monkeypatch.setattr(evaluation, "usable_cores", lambda: usable)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(given)
+        load_trained(cell)
+        assert torch.get_num_threads() == used
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_lower_cased_task_is_scored_lower_cased(cell):

@@ -43,7 +43,7 @@ def test_a_processor_without_mkldnn_multiplies_no_bfloat16(monkeypatch: pytest.M
 def test_a_processor_of_avx512_alone_multiplies_no_bfloat16(
     machine: str, half: bool, tiles: bool, known: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    """oneDNN would, at half the speed of float32."""
+    """oneDNN would, at a third of its speed in float32."""
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True, raising=False)
     monkeypatch.setattr("platform.machine", lambda: machine)
