@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from attnbench.attention.backends._tiles import Cut, around, filled
 from attnbench.attention.patterns.base import Draw, Extent, Layout
 
 TILE = 32
@@ -64,7 +65,7 @@ def attend(
     A layout with near keys or first positions is one of self-attention: Q = K.
     """
     count, extent = query.shape[2], layout.extent
-    asked = Asked(_fill(query, _tile(extent)) if extent.near else query, keys, values, score, valid)
+    asked = Asked(filled(query, _tile(extent)) if extent.near else query, keys, values, score, valid)
     groups: list[Group] = []
     if extent.tokens:
         groups.append(_first_positions(asked, layout))
@@ -102,7 +103,8 @@ def _neighbours(asked: Asked, layout: Layout) -> Group:
     size = _tile(extent)
     left, right = (0, 0) if extent.block else (max(0, -extent.first), max(0, extent.last))
     left += min(-(left + right) % _EVEN, size - left)
-    keys, values = (_around(states, size, left, right) for states in (asked.keys, asked.values))
+    cut = Cut(size, left, right)
+    keys, values = (around(states, cut) for states in (asked.keys, asked.values))
     tiles = keys.shape[2]
     first = torch.arange(tiles, device=keys.device).view(-1, 1, 1) * size
     q = first + torch.arange(size, device=keys.device).view(1, -1, 1)
@@ -111,7 +113,7 @@ def _neighbours(asked: Asked, layout: Layout) -> Group:
     there = (k >= extent.tokens) & (k < length)  # the first positions stand in a group of their own
     allowed = (layout.rule(zero, zero, q, k) & there)[None, None]
     if asked.valid is not None:
-        allowed = allowed & _around(asked.valid[:, None, :, None], size, left, right).transpose(-2, -1)
+        allowed = allowed & around(asked.valid[:, None, :, None], cut).transpose(-2, -1)
     query = asked.query.unflatten(2, (tiles, size))
     scores = asked.score(query, keys).flatten(2, 3)
     return Group(
@@ -158,22 +160,6 @@ def _beside(parts: list[Tensor]) -> Tensor:
         return parts[0]
     shape = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
     return torch.cat([part.expand(*shape, -1) for part in parts], -1)
-
-
-def _fill(states: Tensor, size: int) -> Tensor:
-    """Zeros at the end of dimension 2, up to a whole number of tiles."""
-    return nn.functional.pad(states, (0, 0, 0, -states.shape[2] % size))
-
-
-def _around(states: Tensor, size: int, left: int, right: int) -> Tensor:
-    """`[B, H, N, E]` as tiles with their neighbours, `[B, H, tiles, left + size + right, E]`; zeros past the ends."""
-    tiles = _fill(states, size).unflatten(2, (-1, size))
-    parts = [tiles]
-    if left:
-        parts.insert(0, nn.functional.pad(tiles[:, :, :-1, size - left :], (0, 0, 0, 0, 1, 0)))
-    if right:
-        parts.append(nn.functional.pad(tiles[:, :, 1:, :right], (0, 0, 0, 0, 0, 1)))
-    return torch.cat(parts, 3) if len(parts) > 1 else tiles
 
 
 def _pick(states: Float[Tensor, "B H K E"], places: Int[Tensor, "B H Q n"]) -> Float[Tensor, "B H Q n E"]:
