@@ -6,6 +6,8 @@ cost depends on how many keys it draws (each is compared with those before it), 
 
 from __future__ import annotations
 
+import ctypes
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -16,10 +18,19 @@ from torch import Tensor
 from attnbench.attention.patterns._fixed import FixedSpec
 from attnbench.attention.patterns.base import Extent, PatternSpec
 from attnbench.attention.types import ROLES, Role
+from attnbench.core import native
 from attnbench.core.inherit import is_outdated
 
 Hashed = TypeVar("Hashed", int, Tensor)
 _WORD = 0xFFFFFFFF
+_SOURCE = Path(__file__).with_name("_drawn.cpp")
+
+
+class _Drawing(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("ends", "heads", "positions")),
+        *((name, ctypes.c_int64) for name in ("rows", "n_heads", "queries", "n", "start", "from", "to", "tokens")),
+    )
 
 
 class DrawnSpec(FixedSpec):
@@ -94,16 +105,37 @@ class Drawn:
 
     def _draw(self, b: Tensor, h: Tensor, q: Tensor) -> tuple[Int[Tensor, "... n"], Bool[Tensor, "... n"]]:
         """What the rows of all these, broadcast, draw. Rows of one length draw the same."""
-        if self.lengths is None:
-            return self._draw_up_to(q + 1, h, q)
-        ends = self.lengths.to(q.device)[b]
-        if not q.is_cpu or not 1 < b.numel() == b.shape[0] or not (b.dim() == h.dim() == q.dim()):
-            return self._draw_up_to(ends, h, q)
-        if not h.shape[0] == q.shape[0] == 1:
-            return self._draw_up_to(ends, h, q)
+        ends = None if self.lengths is None else self.lengths.to(q.device)[b]
+        if not _is_grid(b, h, q):
+            return self._draw_up_to(q + 1 if ends is None else ends, h, q)
+        if ends is None:
+            return self._draw_grid(None, h, q)
         distinct, which = ends.flatten().unique(return_inverse=True)
-        keys, there = self._draw_up_to(distinct.view(-1, *ends.shape[1:]), h, q)
+        if len(distinct) == len(ends):
+            return self._draw_grid(ends, h, q)
+        keys, there = self._draw_grid(distinct.view(-1, *ends.shape[1:]), h, q)
         return keys.index_select(0, which), there.index_select(0, which)
+
+    def _draw_grid(
+        self, ends: Tensor | None, h: Tensor, q: Tensor
+    ) -> tuple[Int[Tensor, "... n"], Bool[Tensor, "... n"]]:
+        """Of each row in dimension 0, head in dimension 1 and position in dimension 2, on a processor. ends: one a row;
+        None: of each position its own."""
+        given = (h, q) if ends is None else (ends, h, q)
+        library = native.load(_SOURCE) if native.readable(*given) else None
+        if library is None or any(each.dtype != torch.int64 for each in given):
+            return self._draw_up_to(q + 1 if ends is None else ends, h, q)
+        ends, h, q = (None if ends is None else ends.contiguous()), h.contiguous(), q.contiguous()
+        rows, heads, queries = 1 if ends is None else len(ends), h.numel(), q.numel()
+        keys = h.new_empty(rows, heads, queries, *(1,) * (q.dim() - 3), self.n)
+        there, extent = torch.empty_like(keys, dtype=torch.bool), self.apart
+        drawing = _Drawing(
+            native.at(ends), native.at(h), native.at(q), rows, heads, queries, self.n, self.start,
+            extent.first, extent.last, extent.tokens,
+        )  # fmt: skip
+        if library.attnbench_draw(ctypes.byref(drawing), native.at(keys), native.at(there), torch.get_num_threads()):
+            raise MemoryError("there is no memory left to draw keys with")
+        return keys, there
 
     def _turns(self, count: Tensor) -> int:
         """Those that draw, of rows with so many keys to draw from; all of them on a GPU, which nobody waits for."""
@@ -130,6 +162,13 @@ class Drawn:
         near = (before - first).unsqueeze(-1)
         keys = place + torch.where(place < near, first.unsqueeze(-1), after.unsqueeze(-1) - near)
         return keys, there.expand(keys.shape)
+
+
+def _is_grid(b: Tensor, h: Tensor, q: Tensor) -> bool:
+    """Whether these are rows in dimension 0, heads in dimension 1 and positions in dimension 2, on a processor."""
+    if not q.is_cpu or not b.dim() == h.dim() == q.dim() >= 3:
+        return False
+    return all(0 < each.numel() == each.shape[place] for place, each in enumerate((b, h, q)))
 
 
 def _are_all_from_0(k: Tensor) -> bool:
