@@ -6,44 +6,23 @@
 #include <cstring>
 #include <memory>
 #include <new>
-#include <utility>
 
-#include "../../core/_shuffle.hpp"
 #include "_few.hpp"
+#include "_lanes.hpp"
 
 namespace {
 
 constexpr int64_t SERIAL = 1 << 16;  // numbers up to here are one thread's work
 constexpr int TOGETHER = 5;          // queries of one pass over what is held: what the registers hold
 constexpr int AHEAD = 8;             // values from one that is read to one that is fetched
-// Numbers of a register; numbers of a value that are multiplied at once, with every query of a pass.
-#if defined(__AVX512F__)
-constexpr int LANES = 16, PART = 64;
-#elif defined(__AVX2__)
-constexpr int LANES = 8, PART = 16;
-#else
-constexpr int LANES = 4, PART = 16;
-#endif
+// Numbers of a value that are multiplied at once, with every query of a pass.
+constexpr int PART = LANES == 16 ? 64 : 16;
 
 struct Few {  // queries of a row, or their weights, scores or contexts: so many elements from one to the next
     float* data;
     int64_t apart;
     float* operator[](int64_t i) const { return data + i * apart; }
 };
-
-// ---- sums over the lanes of LANES vectors at once: each step joins two of them, half the lanes of each
-
-typedef float Lanes __attribute__((vector_size(LANES * sizeof(float))));
-typedef float Loose __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
-
-template <int S, int... L> inline Lanes joined(Lanes a, Lanes b, std::integer_sequence<int, L...>) {
-    return shuffled<((L & S) ? LANES + L : L)...>(a, b) + shuffled<((L & S) ? LANES + L - S : L + S)...>(a, b);
-}
-template <int S = LANES / 2> inline Lanes sums_of(Lanes* x) {
-    for (int i = 0; i < S; ++i) x[i] = joined<S>(x[i], x[i + S], std::make_integer_sequence<int, LANES>{});
-    if constexpr (S > 1) return sums_of<S / 2>(x);
-    else return x[0];
-}
 
 // out[i, j] = scale * query i . key j of Q queries; keys are read in the order in which they lie, the sums of LANES
 // of them made together

@@ -26,18 +26,20 @@ def filled(states: Shaped[Tensor, "B H N E"], size: int) -> Shaped[Tensor, "B H 
     return nn.functional.pad(states, (0, 0, 0, -states.shape[2] % size))
 
 
-def around(states: Shaped[Tensor, "B H N E"], cut: Cut) -> Shaped[Tensor, "B H T W E"]:
-    """Each tile with its neighbours; zeros past the ends."""
+def around(
+    states: Shaped[Tensor, "B H N E"], cut: Cut, tokens: int = 0
+) -> tuple[Shaped[Tensor, "B H T W E"], Shaped[Tensor, "B H n E"]]:
+    """Each tile with its neighbours, zeros past the ends; and the first n = min(N, tokens) positions."""
     if not cut.left and not cut.right:
-        return filled(states, cut.size).unflatten(2, (-1, cut.size))
-    return _Around.apply(states, cut)  # pyright: ignore[reportReturnType]
+        return filled(states, cut.size).unflatten(2, (-1, cut.size)), states[:, :, :tokens]
+    return _Around.apply(states, cut, tokens)  # pyright: ignore[reportReturnType]
 
 
 class _Around(torch.autograd.Function):
     """Linear, and the transpose of `_Joined`, so that either is the other's derivative."""
 
     @staticmethod
-    def forward(ctx: Any, states: Float[Tensor, "B H N E"], cut: Cut) -> Tensor:
+    def forward(ctx: Any, states: Float[Tensor, "B H N E"], cut: Cut, tokens: int) -> tuple[Tensor, Tensor]:
         ctx.cut, ctx.length = cut, states.shape[2]
         size, left, right = cut
         whole = filled(states, size).unflatten(2, (-1, size))
@@ -47,25 +49,27 @@ class _Around(torch.autograd.Function):
         tiles[:, :, :-1, left + size :] = whole[:, :, 1:, :right]
         tiles[:, :, :1, :left] = 0
         tiles[:, :, -1:, left + size :] = 0
-        return tiles
+        return tiles, states[:, :, :tokens].clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _Joined.apply(grads[0], ctx.cut, ctx.length), None  # pyright: ignore[reportReturnType]
+        return _Joined.apply(*grads, ctx.cut, ctx.length), None, None  # pyright: ignore[reportReturnType]
 
 
 class _Joined(torch.autograd.Function):
-    """What each position was given as a part of its own tile and of those beside it, added up."""
+    """What each position was given as a part of its own tile, of those beside it, and as one of the first, added up."""
 
     @staticmethod
-    def forward(ctx: Any, tiles: Float[Tensor, "B H T W E"], cut: Cut, length: int) -> Tensor:
-        ctx.cut = cut
+    def forward(ctx: Any, tiles: Float[Tensor, "B H T W E"], first: Tensor, cut: Cut, length: int) -> Tensor:
+        ctx.cut, ctx.tokens = cut, first.shape[2]
         size, left, right = cut
         joined = tiles[:, :, :, left : left + size].clone(memory_format=torch.contiguous_format)
         joined[:, :, :-1, size - left :] += tiles[:, :, 1:, :left]
         joined[:, :, 1:, :right] += tiles[:, :, :-1, left + size :]
-        return joined.flatten(2, 3)[:, :, :length]
+        joined = joined.flatten(2, 3)[:, :, :length]
+        joined[:, :, : ctx.tokens] += first
+        return joined
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _Around.apply(grads[0], ctx.cut), None, None  # pyright: ignore[reportReturnType]
+        return *_Around.apply(grads[0], ctx.cut, ctx.tokens), None, None  # pyright: ignore[reportGeneralTypeIssues]

@@ -7,6 +7,7 @@ has weight 0 in each of them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,11 +15,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from attnbench.attention.backends import own
 from attnbench.attention.backends._tiles import Cut, around, filled
 from attnbench.attention.patterns.base import Draw, Extent, Layout
 
 TILE = 32
 """Queries of a tile, at least."""
+
+MOST = 64
 
 _EVEN = 16
 """Neighbours come in multiples of so many, with which products are up to twice as fast (measured: 64 keys, not 63)."""
@@ -32,12 +36,14 @@ Weigh = Callable[[Float[Tensor, "B H Q K"], Bool[Tensor, "#B #H Q K"]], Float[Te
 
 
 class Asked(NamedTuple):
-    """What every group of keys is made from. query: a whole number of tiles, where there are tiles."""
+    """What every group of keys is made from. query: a whole number of tiles, where there are tiles. dots: the score is
+    their product."""
 
     query: Float[Tensor, "B H Q E"]
     keys: Float[Tensor, "B H K E"]
     values: Float[Tensor, "B H K E2"]
     score: Similarity
+    dots: bool
     valid: Bool[Tensor, "B K"] | None
 
 
@@ -57,54 +63,79 @@ def attend(
     score: Similarity,
     weigh: Weigh,
     layout: Layout,
+    scale: float | None = None,
     valid: Bool[Tensor, "B K"] | None = None,
     causal: bool = False,
 ) -> Float[Tensor, "B H Q E2"]:
     """Context of every query; queries and keys stand at the positions from 0 on.
 
-    A layout with near keys or first positions is one of self-attention: Q = K.
+    A layout with near keys or first positions is one of self-attention: Q = K. scale: the score is the dot product
+    times this.
     """
     count, extent = query.shape[2], layout.extent
-    asked = Asked(filled(query, _tile(extent)) if extent.near else query, keys, values, score, valid)
-    groups: list[Group] = []
-    if extent.tokens:
-        groups.append(_first_positions(asked, layout))
-    if extent.near:
-        groups.append(_neighbours(asked, layout))
-    if layout.draw is not None:
-        groups.append(_drawn(asked, layout.draw))
+    if scale is not None:
+        query, score = query if scale == 1 else query * scale, _dots
+    asked = Asked(query, keys, values, score, scale is not None, valid)
+    if _lists(asked, layout):
+        return _by_lists(asked, layout, weigh, 0 if causal else min(extent.tokens, count))
+    groups = _groups(asked, layout)
     weights = weigh(_beside([group.scores for group in groups]), _beside([group.allowed for group in groups]))
     parts = weights.split([group.scores.shape[-1] for group in groups], -1)
-    contexts = [group.mix(part) for group, part in zip(groups, parts, strict=True)]
-    context = torch.stack(contexts).sum(0) if len(contexts) > 1 else contexts[0]
+    context = functools.reduce(torch.add, (group.mix(part) for group, part in zip(groups, parts, strict=True)))
+    context = context[:, :, :count]
     if extent.tokens and not causal:
-        all_seeing = _of_all_keys(asked._replace(query=query[:, :, : extent.tokens]), weigh)
-        return torch.cat([all_seeing, context[:, :, extent.tokens : count]], 2)
-    return context[:, :, :count]
+        context[:, :, : extent.tokens] = _of_all_keys(asked._replace(query=query[:, :, : extent.tokens]), weigh)
+    return context
 
 
 def pays_from(layout: Layout) -> int:
     """From how many positions on this takes less time than all scores, forward and backward, on a CPU (measured)."""
     extent, drawn = layout.extent, 0 if layout.draw is None else layout.draw.n
     reached = 0 if extent.block else max(0, -extent.first) + max(0, extent.last)
-    visited = (_tile(extent) + reached if extent.near else 0) + extent.tokens + _DRAWN * drawn
+    visited = (_cut(extent).size + reached if extent.near else 0) + extent.tokens + _DRAWN * drawn
     return 2 * visited
 
 
-def _tile(extent: Extent) -> int:
-    """Queries of a tile: whole blocks, or no fewer than the neighbours on either side."""
+def _lists(asked: Asked, layout: Layout) -> bool:
+    """Whether the keys of each query are read one by one: few, and no whole block."""
+    return not layout.extent.block and _listed_width(layout) <= MOST and asked.dots and own.serves(asked.query, asked.keys)
+
+
+def _listed_width(layout: Layout) -> int:
+    extent, drawn = layout.extent, 0 if layout.draw is None else layout.draw.n
+    return max(0, extent.last - extent.first + 1) + extent.tokens + drawn
+
+
+def _groups(asked: Asked, layout: Layout) -> list[Group]:
+    groups: list[Group] = []
+    extent = layout.extent
+    if extent.near:
+        cut = _cut(extent)
+        asked = asked._replace(query=filled(asked.query, cut.size))
+        near, near_values = (around(each, cut, extent.tokens) for each in (asked.keys, asked.values))
+        first, first_values = near[1], near_values[1]
+        groups.append(_neighbours(asked, layout, cut, near[0], near_values[0]))
+    else:
+        first, first_values = (each[:, :, : extent.tokens] for each in (asked.keys, asked.values))
+    if extent.tokens:  # in the order in which they stand, for transforms that ask for it
+        groups.insert(0, _first_positions(asked, layout, first, first_values))
+    if layout.draw is not None:
+        groups.append(_drawn(asked, layout.draw))
+    return groups
+
+
+def _cut(extent: Extent) -> Cut:
+    """Queries of a tile: whole blocks, or no fewer than the neighbours on either side, a multiple of them in all."""
     if extent.block:
-        return -(-TILE // extent.block) * extent.block
-    return max(TILE, -extent.first, extent.last)
+        return Cut(-(-TILE // extent.block) * extent.block)
+    left, right = max(0, -extent.first), max(0, extent.last)
+    size = max(TILE, left, right)
+    return Cut(size, left + min(-(left + right) % _EVEN, size - left), right)
 
 
-def _neighbours(asked: Asked, layout: Layout) -> Group:
+def _neighbours(asked: Asked, layout: Layout, cut: Cut, keys: Tensor, values: Tensor) -> Group:
     extent, length = layout.extent, asked.keys.shape[2]
-    size = _tile(extent)
-    left, right = (0, 0) if extent.block else (max(0, -extent.first), max(0, extent.last))
-    left += min(-(left + right) % _EVEN, size - left)
-    cut = Cut(size, left, right)
-    keys, values = (around(states, cut) for states in (asked.keys, asked.values))
+    size, left, right = cut
     tiles = keys.shape[2]
     first = torch.arange(tiles, device=keys.device).view(-1, 1, 1) * size
     q = first + torch.arange(size, device=keys.device).view(1, -1, 1)
@@ -113,7 +144,7 @@ def _neighbours(asked: Asked, layout: Layout) -> Group:
     there = (k >= extent.tokens) & (k < length)  # the first positions stand in a group of their own
     allowed = (layout.rule(zero, zero, q, k) & there)[None, None]
     if asked.valid is not None:
-        allowed = allowed & around(asked.valid[:, None, :, None], cut).transpose(-2, -1)
+        allowed = allowed & around(asked.valid[:, None, :, None], cut)[0].transpose(-2, -1)
     query = asked.query.unflatten(2, (tiles, size))
     scores = asked.score(query, keys).flatten(2, 3)
     return Group(
@@ -121,24 +152,23 @@ def _neighbours(asked: Asked, layout: Layout) -> Group:
     )
 
 
-def _first_positions(asked: Asked, layout: Layout) -> Group:
-    keys, values = (states[:, :, : layout.extent.tokens] for states in (asked.keys, asked.values))
-    q = torch.arange(asked.query.shape[2], device=keys.device).view(-1, 1)
-    k = torch.arange(keys.shape[2], device=keys.device)
+def _first_positions(asked: Asked, layout: Layout, keys: Tensor, values: Tensor) -> Group:
+    allowed = _allows_first(asked, layout, keys.shape[2])
+    return Group(asked.score(asked.query, keys), allowed, lambda weights: weights @ values)
+
+
+def _allows_first(asked: Asked, layout: Layout, count: int) -> Bool[Tensor, "#B 1 Q n"]:
+    """Which of the first positions each query sees."""
+    device = asked.keys.device
+    q, k = torch.arange(asked.query.shape[2], device=device).view(-1, 1), torch.arange(count, device=device)
     zero = k.new_zeros(())
     allowed = layout.rule(zero, zero, q, k)[None, None]
-    if asked.valid is not None:
-        allowed = allowed & asked.valid[:, None, None, : keys.shape[2]]
-    return Group(asked.score(asked.query, keys), allowed, lambda weights: weights @ values)
+    return allowed if asked.valid is None else allowed & asked.valid[:, None, None, :count]
 
 
 def _drawn(asked: Asked, draw: Draw) -> Group:
     rows, heads, length = asked.keys.shape[:3]
-    drawn, there = draw.keys(asked.query.shape[2], heads, asked.keys.device)
-    there = there & (drawn < length)  # queries that fill up the last tile may draw beyond the keys
-    drawn = drawn.clamp(max=length - 1).expand(rows, -1, -1, -1)
-    if asked.valid is not None:
-        there = there & asked.valid[:, None, None].expand(*drawn.shape[:3], -1).gather(-1, drawn)
+    drawn, there = _keys_of(asked, draw)
     start = torch.arange(rows * heads, device=drawn.device).view(rows, heads, 1, 1) * length
     places = drawn + start
     keys, values = (_pick(states, places) for states in (asked.keys, asked.values))
@@ -146,12 +176,60 @@ def _drawn(asked: Asked, draw: Draw) -> Group:
     return Group(scores, there, lambda weights: (weights.unsqueeze(3) @ values).squeeze(3))
 
 
-def _of_all_keys(asked: Asked, weigh: Weigh) -> Float[Tensor, "B H Q E2"]:
-    shape = (1, 1, asked.query.shape[2], asked.keys.shape[2])
-    allowed = asked.query.new_ones(shape, dtype=torch.bool)
+def _by_lists(asked: Asked, layout: Layout, weigh: Weigh, all_seeing: int) -> Float[Tensor, "B H Q E2"]:
+    """The contexts where the keys of each query are read one by one. all_seeing: so many of the first see all."""
+    keys, there = _listed(asked, layout)
+    scores, of_all = own.compare(asked.query, asked.keys, keys, all_seeing)
+    weights = weigh(scores, there)
+    if all_seeing:
+        of_all = weigh(of_all, _all_keys(asked))
+    values = asked.values.float()
+    return own.blend(weights.float(), of_all.float(), values, keys).to(asked.values.dtype)
+
+
+def _listed(asked: Asked, layout: Layout) -> tuple[Int[Tensor, "#B #H Q n"], Bool[Tensor, "#B #H Q n"]]:
+    """All keys of a pattern, in the order in which they stand but for those that are drawn, and which of them there
+    are."""
+    extent, length = layout.extent, asked.keys.shape[2]
+    q, zero = torch.arange(asked.query.shape[2]).view(-1, 1), torch.zeros((), dtype=torch.int64)
+    first = torch.arange(min(extent.tokens, length)).expand(len(q), -1)
+    near = q + torch.arange(extent.first, extent.last + 1)
+    keys = torch.cat([first, near.clamp(0, length - 1)], 1)[None, None]
+    there = layout.rule(zero, zero, q, keys)
+    there[..., first.shape[1] :] &= (near >= first.shape[1]) & (near < length)
     if asked.valid is not None:
-        allowed = allowed & asked.valid[:, None, None]
-    return weigh(asked.score(asked.query, asked.keys), allowed) @ asked.values
+        there = there & asked.valid[:, keys[0]]
+    if layout.draw is not None:
+        drawn, drawn_there = _keys_of(asked, layout.draw)
+        keys, there = _beside([keys, drawn]), _beside([there, drawn_there])
+    return keys, there
+
+
+def _keys_of(asked: Asked, draw: Draw) -> tuple[Int[Tensor, "#B H Q n"], Bool[Tensor, "#B H Q n"]]:
+    """What is drawn, and which of it there is."""
+    rows, heads, length = asked.keys.shape[:3]
+    drawn, there = draw.keys(asked.query.shape[2], heads, asked.keys.device)
+    there = there & (drawn < length)  # queries that fill up the last tile may draw beyond the keys
+    drawn = drawn.clamp(max=length - 1)
+    if asked.valid is not None:
+        drawn = drawn.expand(rows, -1, -1, -1)
+        there = there & asked.valid[:, None, None].expand(*drawn.shape[:3], -1).gather(-1, drawn)
+    return drawn, there
+
+
+def _of_all_keys(asked: Asked, weigh: Weigh) -> Float[Tensor, "B H Q E2"]:
+    return weigh(asked.score(asked.query, asked.keys), _all_keys(asked)) @ asked.values
+
+
+def _all_keys(asked: Asked) -> Bool[Tensor, "#B 1 1 K"]:
+    if asked.valid is not None:
+        return asked.valid[:, None, None]
+    return torch.ones(1, 1, 1, asked.keys.shape[2], dtype=torch.bool, device=asked.keys.device)
+
+
+def _dots(query: Float[Tensor, "*G Q E"], keys: Float[Tensor, "*G K E"]) -> Float[Tensor, "*G Q K"]:
+    with torch.autocast(query.device.type, enabled=False):
+        return query @ keys.transpose(-2, -1)
 
 
 def _beside(parts: list[Tensor]) -> Tensor:

@@ -43,7 +43,9 @@ ALL = Listed(None, 0, 0)
 """Where no keys are listed."""
 
 
-class _Sizes(ctypes.Structure):
+class Sizes(ctypes.Structure):
+    """Of what compiled code multiplies, where `_few.hpp` is included."""
+
     _fields_ = (
         ("rows", ctypes.c_int64), ("heads", ctypes.c_int64), ("queries", ctypes.c_int64), ("keys", ctypes.c_int64),
         ("width", ctypes.c_int64),
@@ -52,7 +54,7 @@ class _Sizes(ctypes.Structure):
 
 class _Attention(ctypes.Structure):
     _fields_ = (
-        ("query", Rows), ("keys", Rows), ("values", Rows), ("out", Rows), ("sizes", _Sizes),
+        ("query", Rows), ("keys", Rows), ("values", Rows), ("out", Rows), ("sizes", Sizes),
         ("width", ctypes.c_int64), ("scale", ctypes.c_float), ("transform", _rows.Transform), ("valid", _rows.Strided),
         ("listed", Listed), ("forward", ctypes.c_void_p), ("scores", ctypes.c_void_p), ("weights", ctypes.c_void_p),
     )  # fmt: skip
@@ -234,7 +236,7 @@ def listed_of(keys: Int[Tensor, "#B #H n"] | None) -> Listed:
     return Listed(keys.data_ptr(), heads * count if rows > 1 else 0, count if heads > 1 else 0)
 
 
-def _sizes(asking: Tensor, held: Float[Tensor, "B H K E"], count: int | None = None) -> _Sizes:
+def _sizes(asking: Tensor, held: Float[Tensor, "B H K E"], count: int | None = None) -> Sizes:
     """count: of keys, where not all are meant."""
     rows, heads, keys, width = held.shape
-    return _Sizes(rows * heads, heads, asking.shape[2], keys if count is None else count, width)
+    return Sizes(rows * heads, heads, asking.shape[2], keys if count is None else count, width)

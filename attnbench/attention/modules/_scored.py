@@ -152,7 +152,8 @@ class Scored(Stages):
 
         return banded.attend(
             queries, keys, values,
-            score=self._score, weigh=weigh, layout=layout, valid=memory.valid, causal=self.role == "decoder_self",
+            score=self._score, weigh=weigh, layout=layout, scale=self.score.scale, valid=memory.valid,
+            causal=self.role == "decoder_self",
         )  # fmt: skip
 
     def _chunked(
