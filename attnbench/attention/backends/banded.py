@@ -22,12 +22,11 @@ from attnbench.attention.patterns.base import Draw, Extent, Layout
 TILE = 32
 """Queries of a tile, at least."""
 
-MOST = 64
-
 _EVEN = 16
 """Neighbours come in multiples of so many, with which products are up to twice as fast (measured: 64 keys, not 63)."""
-_DRAWN = 12
-"""Keys at hand that a drawn one costs as much as (measured; a drawn key is looked up row by row)."""
+_MOST = 128
+"""Keys around a query, or a third as many first positions, up to which it takes less time to read them one by one than
+to multiply tiles with them (measured)."""
 
 Similarity = Callable[[Float[Tensor, "*G Q E"], Float[Tensor, "*G K E"]], Float[Tensor, "*G Q K"]]
 """The score, whatever the dimensions before queries and keys."""
@@ -76,7 +75,7 @@ def attend(
     if scale is not None:
         query, score = query if scale == 1 else query * scale, _dots
     asked = Asked(query, keys, values, score, scale is not None, valid)
-    if _lists(asked, layout):
+    if _is_listed(layout) and asked.dots and own.serves(query, keys):
         return _by_lists(asked, layout, weigh, 0 if causal else min(extent.tokens, count))
     groups = _groups(asked, layout)
     weights = weigh(_beside([group.scores for group in groups]), _beside([group.allowed for group in groups]))
@@ -88,22 +87,24 @@ def attend(
     return context
 
 
-def pays_from(layout: Layout) -> int:
-    """From how many positions on this takes less time than all scores, forward and backward, on a CPU (measured)."""
+def pays_from(layout: Layout, *, causal: bool, listed: bool) -> int:
+    """From how many positions on this takes less time than all scores, forward and backward, on a CPU (measured).
+    listed: compiled code reads the keys of each query one by one, where that takes less than tiles do."""
     extent, drawn = layout.extent, 0 if layout.draw is None else layout.draw.n
-    reached = 0 if extent.block else max(0, -extent.first) + max(0, extent.last)
-    visited = (_cut(extent).size + reached if extent.near else 0) + extent.tokens + _DRAWN * drawn
-    return 2 * visited
+    if listed and _is_listed(layout):
+        return 16 + 2 * _span(extent) + 4 * (extent.tokens + drawn) + (24 if extent.tokens and not causal else 0)
+    near = (9 * (_cut(extent).size + _span(extent)) // 4 if extent.near else 0) + (0 if extent.block else 32)
+    return near + 9 * extent.tokens // 4 + (32 if extent.tokens and not causal else 0) + 50 * drawn
 
 
-def _lists(asked: Asked, layout: Layout) -> bool:
-    """Whether the keys of each query are read one by one: few, and no whole block."""
-    return not layout.extent.block and _listed_width(layout) <= MOST and asked.dots and own.serves(asked.query, asked.keys)
+def _span(extent: Extent) -> int:
+    """How many positions around a query its keys lie in; none but its own block where there are blocks."""
+    return max(0, extent.last - extent.first + 1) if not extent.block else 0
 
 
-def _listed_width(layout: Layout) -> int:
-    extent, drawn = layout.extent, 0 if layout.draw is None else layout.draw.n
-    return max(0, extent.last - extent.first + 1) + extent.tokens + drawn
+def _is_listed(layout: Layout) -> bool:
+    few = _span(layout.extent) + 3 * layout.extent.tokens <= _MOST
+    return not layout.extent.block and (few or layout.draw is not None)
 
 
 def _groups(asked: Asked, layout: Layout) -> list[Group]:
@@ -183,8 +184,7 @@ def _by_lists(asked: Asked, layout: Layout, weigh: Weigh, all_seeing: int) -> Fl
     weights = weigh(scores, there)
     if all_seeing:
         of_all = weigh(of_all, _all_keys(asked))
-    values = asked.values.float()
-    return own.blend(weights.float(), of_all.float(), values, keys).to(asked.values.dtype)
+    return own.blend(weights, of_all, asked.values, keys).to(asked.values.dtype)
 
 
 def _listed(asked: Asked, layout: Layout) -> tuple[Int[Tensor, "#B #H Q n"], Bool[Tensor, "#B #H Q n"]]:

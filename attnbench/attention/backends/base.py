@@ -18,13 +18,15 @@ from attnbench.attention.types import Backend, Dims, Role
 
 
 class Choice(NamedTuple):
-    """What full passes of one site go through. since: the fewest positions with which they do; below, it is dense. gpu:
-    the kernels that take their place on a GPU. few: a decoding step on a processor is one call of compiled code. picks:
-    such steps read no keys but those of the pattern."""
+    """What full passes of one site go through. since: the fewest positions with which they do; below, it is dense.
+    listed: the same where compiled code reads the keys of each query (own.py). gpu: the kernels that take their place
+    on a GPU. few: a decoding step on a processor is one call of compiled code. picks: such steps read no keys but those
+    of the pattern."""
 
     backend: Literal["dense", "banded", "flex", "sdpa", "triton"]
     why: str
     since: int = 1
+    listed: int = 1
     gpu: Literal["flex", "sdpa", "triton"] | None = None
     few: bool = False
     picks: bool = False
@@ -61,11 +63,14 @@ def _choose(site: Site, role: Role, dropout: float) -> Choice:
         if site.backend == "banded":
             return Choice("banded", "as asked for", picks=picks)
         layout = site.pattern.layout(role, lengths=torch.ones(1, dtype=torch.int64))
-        since = 1 if layout is None else pays_from(layout)
         gpu = "flex" if _unfit_for_flex(site, role, dropout) is None else None
-        return Choice(
-            "banded", f"the pattern '{site.pattern.kind}', from {since} positions on", since, gpu, picks=picks
-        )
+        why = f"the pattern '{site.pattern.kind}'"
+        if layout is None:
+            return Choice("banded", why, gpu=gpu, picks=picks)
+        dots = site.score.build(Dims()).scale is not None
+        since, listed = (pays_from(layout, causal=role == "decoder_self", listed=each) for each in (False, dots))
+        why += f", from {since} positions on" + ("" if since == listed else f" ({listed} by compiled code)")
+        return Choice("banded", why, since, listed, gpu, picks=picks)
     if site.backend == "banded" and site.pattern.sparse and role != "cross":
         raise ValueError(f"the backend 'banded' cannot serve this site: {fault}; drop `backend: banded`")
     if site.backend != "auto":

@@ -10,11 +10,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attnbench.attention.backends.few import Rows, Sizes, rows_of
+from attnbench.attention.backends.few import Sizes, rows_of
 from attnbench.core import native
 from attnbench.core.derivatives import once_differentiable
 
 _SOURCE = Path(__file__).with_name("_own.cpp")
+
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class _Lists(ctypes.Structure):
@@ -24,8 +26,8 @@ class _Lists(ctypes.Structure):
 
 
 def serves(*given: Float[Tensor, "B H N E"]) -> bool:
-    """Whether `compare` and `blend` take these, and compiled code makes them."""
-    if any(each.dim() != 4 or not each.is_cpu or each.dtype != torch.float32 or not each.numel() for each in given):
+    """Whether `compare` and `blend` take these, which they bring to float32, and compiled code makes them."""
+    if any(each.dim() != 4 or not each.is_cpu or each.dtype not in _TYPES or not each.numel() for each in given):
         return False
     return native.readable(*given) and native.load(_SOURCE) is not None
 
@@ -37,7 +39,7 @@ def compare(
 
     Differentiable once; IndexError for a key that there is not.
     """
-    return _Compare.apply(query, keys, listed, first)  # pyright: ignore[reportReturnType]
+    return _Compare.apply(query.float(), keys.float(), listed, first)  # pyright: ignore[reportReturnType]
 
 
 def blend(
@@ -49,7 +51,7 @@ def blend(
     """The sum of the values that each query lists, times their weights, but for the first F queries that of all values,
     times `of_all`. What is listed with weight 0 is not read. Differentiable once; IndexError for a value that there is
     not."""
-    return _Blend.apply(weights, of_all, values, listed)  # pyright: ignore[reportReturnType]
+    return _Blend.apply(weights.float(), of_all.float(), values.float(), listed)  # pyright: ignore[reportReturnType]
 
 
 class _Compare(torch.autograd.Function):
@@ -113,9 +115,7 @@ def _blend(weights: Tensor, values: Tensor, listed: Tensor) -> Float[Tensor, "B 
     return _made("blend", out, values, listed, weights.contiguous(), out)
 
 
-def _spread(
-    weights: Tensor, given: Tensor, listed: Tensor, of_all: Tensor, like: Tensor
-) -> Float[Tensor, "B H K E"]:
+def _spread(weights: Tensor, given: Tensor, listed: Tensor, of_all: Tensor, like: Tensor) -> Float[Tensor, "B H K E"]:
     """What each of the keys that are listed is given, and all of them by the first queries, added up."""
     out = torch.empty_like(like, memory_format=torch.contiguous_format)
     _made("spread", given, out, listed, weights.contiguous(), out)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnbench.attention.backends import banded, chunked, few, flex, fused, picked, sdpa
+from attnbench.attention.backends import banded, chunked, few, flex, fused, own, picked, sdpa
 from attnbench.attention.backends.base import choose
 from attnbench.attention.modules._stages import Stages, keys_and_values, precise
 from attnbench.attention.patterns.base import Layout, dense
@@ -56,7 +56,7 @@ class Scored(Stages):
             return self._step(queries, keys, values, own)
         if self.keeps_history:
             return None
-        layout = self._layout(memory, positions)
+        layout = self._layout(queries, keys, memory, positions)
         if layout is not None:
             return self._banded(*precise(queries, keys), values, memory, layout)
         if chunked.needed(queries, positions):
@@ -136,10 +136,12 @@ class Scored(Stages):
         keys, values = picked.take(keys, own.keys), picked.take(values, own.keys)
         return self._blend(self._normaliser(self._score(*precise(queries, keys)), valid=there), values)
 
-    def _layout(self, memory: Memory, positions: Positions) -> Layout | None:
+    def _layout(self, queries: Tensor, keys: Tensor, memory: Memory, positions: Positions) -> Layout | None:
         """The pattern's own keys, where a full pass over them pays; None: all scores are made."""
-        length = len(positions.k)
-        if self.choice.backend != "banded" or len(positions.q) != length or length < self.choice.since:
+        length, choice = len(positions.k), self.choice
+        if choice.backend != "banded" or len(positions.q) != length or length < min(choice.since, choice.listed):
+            return None
+        if length < choice.since and not own.serves(queries, keys):
             return None
         lengths = self._lengths(memory, positions) if self.pattern.drawn else None
         return self.pattern.layout(self.role, self.layer, lengths=lengths, seed=self._seed)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnbench.attention.backends import banded
+from attnbench.attention.backends import banded, own
 from attnbench.attention.backends.base import choose, chosen
 from attnbench.attention.modules.multihead import MultiHead
 from attnbench.attention.patterns.base import dense, patterns
@@ -36,8 +36,8 @@ def draw(*shape, seed):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def both(pattern, role, lengths, transform="softmax", seed=0, spoil=None):
-    """(context, gradients) of the banded path and of the definition."""
+def both(pattern, role, lengths, transform="softmax", seed=0, spoil=None, dtype=torch.float64):
+    """(context, gradients) of the banded path, in this type, and of the definition, in float64."""
     dims = Dims(layer=1, heads=HEADS, query_width=WIDTH, key_width=WIDTH)
     longest, rows = max(lengths), len(lengths)
     kept = torch.tensor(lengths)
@@ -45,9 +45,10 @@ def both(pattern, role, lengths, transform="softmax", seed=0, spoil=None):
     given = None if role == "decoder_self" else kept
     found = []
     for fast in (True, False):
-        weigh = transforms.parse(transform).build(dims)
-        parameters = list(weigh.double().parameters()) if isinstance(weigh, torch.nn.Module) else []
-        inputs = [draw(rows, HEADS, longest, WIDTH, seed=seed + place).requires_grad_() for place in range(3)]
+        weigh, kind = transforms.parse(transform).build(dims), dtype if fast else torch.float64
+        parameters = list(weigh.to(kind).parameters()) if isinstance(weigh, torch.nn.Module) else []
+        drawn = [draw(rows, HEADS, longest, WIDTH, seed=seed + place).to(dtype) for place in range(3)]
+        inputs = [each.to(kind).requires_grad_() for each in drawn]
         query, keys, values = inputs
         if spoil is not None:
             keys, values = (torch.where(valid[:, None, :, None], states, spoil) for states in (keys, values))
@@ -55,7 +56,8 @@ def both(pattern, role, lengths, transform="softmax", seed=0, spoil=None):
             context = banded.attend(
                 query, keys, values, score=ScaledDot(dims),
                 weigh=lambda raw, open_, weigh=weigh: weigh(raw, valid=open_),
-                layout=pattern.layout(role, 1, lengths=given, seed=seed), valid=valid, causal=role == "decoder_self",
+                layout=pattern.layout(role, 1, lengths=given, seed=seed), scale=ScaledDot(dims).scale, valid=valid,
+                causal=role == "decoder_self",
             )  # fmt: skip
         else:
             at = Positions(torch.arange(longest), torch.arange(longest))
@@ -65,7 +67,7 @@ def both(pattern, role, lengths, transform="softmax", seed=0, spoil=None):
                 query, keys, values, score=ScaledDot(dims), transform=weigh, positions=at,
                 rule=lambda b, h, q, k, masked=masked: masked, valid=valid,
             )  # fmt: skip
-        wanted = draw(*context.shape, seed=seed + 9)
+        wanted = draw(*context.shape, seed=seed + 9).to(dtype).to(kind)
         gradients = torch.autograd.grad((context * wanted).sum(), [*inputs, *parameters])
         found.append([context, *gradients])
     return found
@@ -73,41 +75,48 @@ def both(pattern, role, lengths, transform="softmax", seed=0, spoil=None):
 
 def same(found):
     for fast, definition in zip(*found, strict=True):
-        torch.testing.assert_close(fast, definition, rtol=0, atol=1e-10)
+        close = 1e-10 if fast.dtype == torch.float64 else 2e-5
+        torch.testing.assert_close(fast.double(), definition, rtol=close, atol=close)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("role", ["encoder_self", "decoder_self"])
 @pytest.mark.parametrize("kind", SPARSE)
 @settings(deadline=None, max_examples=25)
 @given(data=st.data())
-def test_it_equals_the_definition(kind, role, data):
+def test_it_equals_the_definition(kind, role, dtype, data):
+    """In float32 by lists of keys, but for blocks and many keys, in float64 by tiles."""
     n = data.draw(st.integers(1, 40), label="n")
     fields = {"dilation": data.draw(st.integers(1, 4))} if kind == "dilated" else {}
     lengths = data.draw(st.lists(st.integers(1, 80), min_size=1, max_size=3), label="lengths")
-    same(both(patterns.parse({"kind": kind, "n": n, **fields}), role, lengths, seed=data.draw(st.integers(0, 99))))
+    seed = data.draw(st.integers(0, 99))
+    same(both(patterns.parse({"kind": kind, "n": n, **fields}), role, lengths, seed=seed, dtype=dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
 @pytest.mark.parametrize("kind", SPARSE)
-def test_any_transform_stands_behind_any_pattern(kind, transform):
+def test_any_transform_stands_behind_any_pattern(kind, transform, dtype):
     for role in ("encoder_self", "decoder_self"):
-        same(both(patterns.parse({"kind": kind, "n": 8}), role, [70, 33], transform))
+        same(both(patterns.parse({"kind": kind, "n": 8}), role, [70, 33], transform, dtype=dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", SPARSE)
-def test_tied_scores_are_kept_or_broken_as_by_the_definition(kind, monkeypatch):
+def test_tied_scores_are_kept_or_broken_as_by_the_definition(kind, dtype, monkeypatch):
     monkeypatch.setattr(f"{__name__}.draw", lambda *shape, seed: torch.ones(*shape, dtype=torch.float64))
-    same(both(patterns.parse({"kind": kind, "n": 8}), "encoder_self", [70], {"kind": "topk", "k": 2}))
+    same(both(patterns.parse({"kind": kind, "n": 8}), "encoder_self", [70], {"kind": "topk", "k": 2}, dtype=dtype))
     if not patterns.get(kind).drawn:
         broken = {"kind": "topk", "k": 2, "ties": "index"}
-        same(both(patterns.parse({"kind": kind, "n": 8}), "encoder_self", [70], broken))
+        same(both(patterns.parse({"kind": kind, "n": 8}), "encoder_self", [70], broken, dtype=dtype))
 
 
 @pytest.mark.parametrize("kind", SPARSE)
 def test_a_row_of_padding_alone_is_zero_and_leaves_no_nan(kind):
-    found = both(patterns.parse({"kind": kind, "n": 4}), "encoder_self", [40, 0])
-    same(found)
-    assert not found[0][0][1].any()
+    for dtype in (torch.float32, torch.float64):
+        found = both(patterns.parse({"kind": kind, "n": 4}), "encoder_self", [40, 0], dtype=dtype)
+        same(found)
+        assert not found[0][0][1].any()
 
 
 @pytest.mark.parametrize("kind", SPARSE)
@@ -156,19 +165,25 @@ def test_the_choice_says_from_which_length_on_it_pays():
     few, many = choose(site(n=4), "encoder_self"), choose(site(n=64), "encoder_self")
     assert few.backend == many.backend == "banded"
     assert 1 < few.since < many.since
-    assert str(few).startswith(f"banded: the pattern 'window', from {few.since} positions on; on a GPU flex (512 ")
+    assert 1 < few.listed < few.since
+    assert few.listed < many.listed < many.since
+    told = f"from {few.since} positions on ({few.listed} by compiled code); on a GPU flex (512 "
+    assert str(few).startswith(f"banded: the pattern 'window', {told}")
     assert choose(site(backend="dense"), "encoder_self").backend == "dense"
     assert choose(site(backend="banded"), "encoder_self").since == 1
 
 
-def test_a_module_takes_the_path_that_pays_and_tells_weights_by_the_definition(monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_module_takes_the_path_that_pays_and_tells_weights_by_the_definition(dtype, monkeypatch):
     calls = []
     plain = banded.attend
     monkeypatch.setattr(banded, "attend", lambda *args, **named: calls.append(1) or plain(*args, **named))
     dims = Dims(heads=HEADS, query_width=8, key_width=8)
-    module = MultiHead(site(), "encoder_self", 8, dims, 0.0).double().eval()
-    for length, taken in ((module.choice.since - 1, 0), (module.choice.since, 1)):
-        states = draw(2, length, 8, seed=1)
+    module = MultiHead(site(), "encoder_self", 8, dims, 0.0).to(dtype).eval()
+    listed = own.serves(torch.zeros(1, 1, 1, 1, dtype=dtype))
+    since = module.choice.listed if listed else module.choice.since
+    for length, taken in ((since - 1, 0), (since, 1)):
+        states = draw(2, length, 8, seed=1).to(dtype)
         valid = torch.arange(length) < torch.tensor([[length], [5]])
         at = Positions(torch.arange(length), torch.arange(length))
         memory = module.memorize(states, valid)
@@ -177,7 +192,7 @@ def test_a_module_takes_the_path_that_pays_and_tells_weights_by_the_definition(m
         assert quick.weights is None or not taken
         told = module(states, memory, at, need_weights=True)
         assert len(calls) == taken
-        torch.testing.assert_close(quick.context, told.context, rtol=0, atol=1e-10)
+        torch.testing.assert_close(quick.context, told.context, rtol=0, atol=1e-10 if dtype == torch.float64 else 1e-6)
         assert told.weights.shape == (2, HEADS, length, length)
 
 
