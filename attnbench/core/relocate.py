@@ -55,6 +55,23 @@ def relocate(all_held: Sequence[Shaped[Tensor, "R H K E"]], into: Int[Tensor, "n
             torch.autograd.graph.increment_version(held)  # or a backward pass would read what is no longer there
 
 
+def narrowed(all_held: Sequence[Shaped[Tensor, "R ..."]], rows: Int[Tensor, "n"]) -> list[Shaped[Tensor, "n ..."]]:
+    """`held[rows]` of each, with n no more than R: in place where that can be, so that only rows that move are read and
+    written. What is passed in is spent."""
+    into = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
+    places = {each.data_ptr(): each for each in all_held if _is_writable(each)}  # one may stand there twice
+    relocate(list(places.values()), into, rows[into])
+    return [each[: len(rows)] if _is_writable(each) else each.index_select(0, rows) for each in all_held]
+
+
+def _is_writable(held: Tensor) -> bool:
+    return held.dim() == 4 and _lie_apart(held) and not (held.requires_grad and torch.is_grad_enabled())
+
+
+def _lie_apart(held: Tensor) -> bool:
+    return all(stride or size == 1 for size, stride in zip(held.shape, held.stride(), strict=True))
+
+
 def _lists(rows: Tensor) -> bool:
     return rows.is_cpu and rows.dtype == torch.int64 and rows.dim() == 1 and native.readable(rows)
 
@@ -62,6 +79,5 @@ def _lists(rows: Tensor) -> bool:
 def _serves(held: Tensor) -> bool:
     if torch.is_grad_enabled() and held.requires_grad:
         return False
-    apart = all(stride or size == 1 for size, stride in zip(held.shape, held.stride(), strict=True))
     fits = held.device.type == "cpu" and held.stride(3) == 1 and held.numel() > 0
-    return fits and apart and native.readable(held)
+    return fits and _lie_apart(held) and native.readable(held)

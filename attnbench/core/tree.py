@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 X = TypeVar("X")
@@ -32,6 +32,14 @@ def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     if value is None or isinstance(value, (int, float, str, Shared)):
         return value
     raise TypeError(f"a tree holds tensors, numbers, None and tuples of them, not {type(value).__name__}")
+
+
+def closed_up(stay: Bool[Tensor, "B"]) -> Int[Tensor, "B2"]:
+    """The rows that stay, in an order for `select_batch` in which few move: from the end into gaps."""
+    rows = stay.nonzero().squeeze(1)
+    order = torch.arange(len(rows), device=rows.device)
+    order[~stay[: len(rows)]] = rows[rows >= len(rows)]
+    return order
 
 
 def select_batch(tree: X, index: Int[Tensor, "B2"]) -> X:

@@ -1,7 +1,7 @@
 """What every sequence-to-sequence model offers to training and to search.
 
 Laws (tests/conformance): stacking step() over a target equals logits(decode()); dimension 0 of every tensor in a
-State is the row, so that search keeps some of them with core.tree.select_batch alone; a Memory has one row a source.
+State is the row, so that core.tree.select_batch alone keeps some of them; a Memory has one row a source.
 """
 
 from __future__ import annotations
@@ -135,6 +135,16 @@ class Seq2SeqModel(nn.Module, ABC):
         shared: what rows hold of their first so many tokens is the same in row i and row `rows[i]`.
         """
         return select_batch(state, rows)
+
+    def keep(
+        self, memory: Any, state: Any, sources: Int[Tensor, "n"], rows: Int[Tensor, "R"], shared: int = 0
+    ) -> tuple[Any, Any]:
+        """The Memory of some sources alone, and their State, with what row `sources[i]` and row `rows[i]` held in row
+        i. Both that are passed in are spent.
+
+        shared: as in `reorder`, of the rows of sources that stay where they are.
+        """
+        return select_batch(memory, sources), select_batch(state, rows)
 
     def widen(self, state: Any, beams: int) -> Any:
         """The State of one row a source as one of `beams` equal ones, adjacent."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -14,7 +14,8 @@ from attnbench.attention.modules.base import SelfAttention
 from attnbench.attention.spec import AttentionSpec
 from attnbench.attention.types import ROLES, Dims, Memory, Positions
 from attnbench.core.ragged import Ragged
-from attnbench.core.relocate import relocate
+from attnbench.core.relocate import narrowed, relocate
+from attnbench.core.tree import map_batch, select_batch
 from attnbench.models._decoder_sources import step_positions
 from attnbench.models._parallel import require_parallel
 from attnbench.models.base import (
@@ -357,14 +358,48 @@ class Transformer(Seq2SeqModel):
 
     def reorder(self, state: TransformerState, rows: Int[Tensor, "R"], shared: int) -> TransformerState:
         moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
-        held = [
-            each
-            for layer, cache in zip(self.decoder, state.caches, strict=True)
-            for each in layer.attention.held(cache, shared)
-        ]
-        relocate(held, moved, rows[moved])  # the first `shared` positions stay, and so do rows that stand
-        received = None if state.received is None else state.received.index_select(0, rows)
+        relocate(self._held(state, shared), moved, rows[moved])  # the first `shared` positions stay, and so do rows
+        received = None if state.received is None else state.received.index_select(0, rows)  # that stand
         return state._replace(received=received)
+
+    def keep(
+        self,
+        memory: TransformerMemory,
+        state: TransformerState,
+        sources: Int[Tensor, "n"],
+        rows: Int[Tensor, "R"],
+        shared: int = 0,
+    ) -> tuple[TransformerMemory, TransformerState]:
+        """In place: what is copied is what moves."""
+        place, beams = torch.arange(len(rows), device=rows.device), state.beams
+        elsewhere = rows // beams != place // beams
+        for moves, known in ((elsewhere, 0), ((rows != place) & ~elsewhere, shared)):
+            into = moves.nonzero().squeeze(1)
+            relocate(self._held(state, known), into, rows[into])
+        caches = map_batch(lambda held: held[: len(rows)], state.caches)
+        received = None if state.received is None else state.received.index_select(0, rows)
+        maps = memory.maps if memory.maps is None else select_batch(memory.maps, sources)
+        return (
+            TransformerMemory(_kept(memory.cross, sources), maps),
+            state._replace(caches=caches, received=received),
+        )
+
+    def _held(self, state: TransformerState, shared: int) -> list[Tensor]:
+        """What the caches know of each row, but for the first positions."""
+        layers = zip(self.decoder, state.caches, strict=True)
+        return [each for layer, cache in layers for each in layer.attention.held(cache, shared)]
+
+
+def _kept(memories: Sequence[Memory], sources: Int[Tensor, "n"]) -> tuple[Memory, ...]:
+    """Row `sources[i]` of each in row i. Keys and values move in place: what is passed in is spent."""
+    held = [each for memory in memories for each in (memory.keys, memory.values) if each is not None]
+    moved = iter(narrowed(held, sources))
+    found: list[Memory] = []
+    for memory in memories:
+        keys, values = None if memory.keys is None else next(moved), next(moved)
+        others = select_batch(memory._replace(keys=None, values=memory.values[:, :, :0]), sources)
+        found.append(others._replace(keys=keys, values=values))
+    return tuple(found)
 
 
 def _dims(spec: TransformerSpec, layer: int, longest_source: int | None) -> Dims:

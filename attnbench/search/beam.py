@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from attnbench.attention.history import last_position
-from attnbench.core.tree import select_batch
+from attnbench.core.tree import closed_up, select_batch
 from attnbench.models.base import Seq2SeqModel, Source
 from attnbench.search.base import Hypothesis, SearchSpec, SpecialIds, accumulator, searches
 from attnbench.search.candidates import top_tokens
@@ -103,12 +103,13 @@ class Beam:
             found = Tokens(*top_tokens(logits, size, (special.pad, special.bos)))
             penalty = None if coverage is None else functools.partial(_penalty, coverage, model, state, words)
             live, parent, done, shared = advance(live, ended, found, step, limits, penalty)
-            going = (~done).nonzero().squeeze(1)
+            going = closed_up(~done)
             if not len(going):
                 break
             if len(going) < len(done):
-                live, parent, memory = select_batch(live, going), parent[going], select_batch(memory, going)
-                state = select_batch(state, (going[:, None] * size + parent).flatten())
+                live, parent = select_batch(live, going), parent[going]
+                rows = (going[:, None] * size + parent).flatten()
+                memory, state = model.keep(memory, state, going, rows, shared)
             else:
                 state = _reorder(model, state, parent, shared)
             last = live.tokens[:, :, step].flatten()

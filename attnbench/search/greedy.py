@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from attnbench.core.tree import select_batch
+from attnbench.core.tree import closed_up
 from attnbench.models.base import Seq2SeqModel, Source
 from attnbench.search.base import DEAD_END, Hypothesis, SearchSpec, SpecialIds, accumulator, searches
 from attnbench.search.candidates import top_tokens
@@ -54,11 +54,11 @@ class Greedy:
             if step + 1 >= soonest:
                 done |= step + 1 >= room[some]
             if bool(done.any()):
-                going = (~done).nonzero().squeeze(1)
+                going = closed_up(~done)
                 if not len(going):
                     break
                 active, last = active[going], last[going]
-                memory, state = select_batch(memory, going), select_batch(state, going)
+                memory, state = model.keep(memory, state, going, going)
         return [
             [_hypothesis(row[:limit], total, special.eos)]
             for row, limit, total in zip(tokens.tolist(), room.tolist(), log_prob.tolist(), strict=True)

@@ -90,8 +90,11 @@ def test_padding_belongs_to_its_target(kind):
 
 @EACH
 @PRECISION
+@pytest.mark.parametrize(
+    ("sources", "rows"), [([0, 2], [1, 1, 0, 8, 6, 8]), ([2, 1], [7, 6, 6, 4, 4, 3])], ids=["in order", "closed up"]
+)
 @torch.no_grad()
-def test_step_with_beams_equals_decode(raw, dtype, tolerance):
+def test_step_with_beams_equals_decode(raw, dtype, tolerance, sources, rows):
     """Three prefixes a source share its Memory; halfway a source leaves, and beams change places. Weights of float32
     are packed, as in a search."""
     model, beams = build(raw, dtype), 3
@@ -105,13 +108,13 @@ def test_step_with_beams_equals_decode(raw, dtype, tolerance):
     for at in range(3):
         found, state = model.step(memory, state, prefixes[:, at])
         close(found, whole[:, at], tolerance)
-    rows = torch.tensor([1, 1, 0, 8, 6, 8])  # of the sources 0 and 2; source 1 is finished
-    memory, state = select_batch(memory, torch.tensor([0, 2])), select_batch(state, rows)
+    sources, rows = torch.tensor(sources), torch.tensor(rows)  # the third source is finished
+    memory, state = model.keep(memory, state, sources, rows)
     later = torch.cat([prefixes[rows, :3], prefixes[torch.arange(6), 3:]], dim=1)
     places = torch.tensor([2, 0, 0, 3, 5, 4])
     state = model.reorder(state, places, 0)
     later = torch.cat([later[places, :3], later[:, 3:]], dim=1)
-    left = Source(source.data[[0, 0, 0, 2, 2, 2]], source.valid[[0, 0, 0, 2, 2, 2]])
+    left = Source(*(each[sources].repeat_interleave(beams, 0) for each in (source.data, source.valid)))
     whole = logits(model, left, later)
     for at in range(3, 5):
         found, state = model.step(memory, state, later[:, at])

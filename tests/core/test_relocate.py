@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from attnbench.core import native
 from attnbench.core import relocate as module
-from attnbench.core.relocate import relocate
+from attnbench.core.relocate import narrowed, relocate
 
 
 @settings(max_examples=60, deadline=None)
@@ -33,6 +33,22 @@ def test_equals_a_copy(data):
     wanted = whole.clone()
     wanted[into, :, start:] = whole[source, :, start:]
     assert torch.equal(held, wanted)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("rows", [[0, 1, 2], [4, 1, 3], [1, 2, 3], [3, 3, 0], [], [4, 3, 2, 1, 0]])
+def test_rows_that_are_kept(rows, compiled):
+    """In place, each once though two name it; what shares numbers between rows or requires a gradient is copied."""
+    states = torch.randn(5, 2, 3, 4)
+    learned = torch.randn(5, 2, 3, 4, requires_grad=True)
+    held = [states, states.view(5, 2, 3, 4), torch.randn(1, 2, 3, 4).expand(5, -1, -1, -1), torch.randn(5, 3), learned]
+    rows = torch.tensor(rows, dtype=torch.int64)
+    wanted = [each[rows].clone() for each in held]
+    with nullcontext() if compiled else native.off():
+        found = narrowed(held, rows)
+    assert all(map(torch.equal, found, wanted))
+    assert all(each.untyped_storage().data_ptr() == states.data_ptr() for each in found[:2])
+    torch.autograd.grad(found[4].sum(), learned)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -4,9 +4,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from attnbench.core.tree import Shared, expand_batch, map_batch, select_batch
+from attnbench.core.tree import Shared, closed_up, expand_batch, map_batch, select_batch
 
 
 class Leaf(NamedTuple):
@@ -40,6 +42,13 @@ def test_rows_are_picked_everywhere_and_the_rest_is_shared(tree: Node):
     assert torch.equal(picked.pair[0], tree.pair[0][index])
     assert picked.leaf.shared is tree.leaf.shared
     assert (picked.leaf.number, picked.leaf.nothing, picked.pair[1], picked.name) == (4, None, 0.5, "x")
+
+
+@given(st.lists(st.booleans(), max_size=12))
+def test_gaps_are_closed_from_the_end(stay):
+    order = closed_up(torch.tensor(stay, dtype=torch.bool)).tolist()
+    assert sorted(order) == [row for row, stays in enumerate(stay) if stays]
+    assert all(row == place or (not stay[place] and row >= len(order)) for place, row in enumerate(order))
 
 
 def test_copies_of_a_row_are_adjacent(tree: Node):

@@ -425,5 +425,6 @@ def test_beams_move_what_differs_alone_and_find_the_same(seed, size, monkeypatch
     shared = []
     wholly = Seq2SeqModel.reorder
     monkeypatch.setattr(Transformer, "reorder", lambda *given: shared.append(given[-1]) or wholly(*given))
+    monkeypatch.setattr(Transformer, "keep", lambda *given: shared.append(given[-1]) or Seq2SeqModel.keep(*given))
     assert search(model, source, special) == found
     assert shared

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Int
@@ -14,6 +14,7 @@ from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec
 
 
+@runtime_checkable
 class Draw(Protocol):
     """Keys that rows draw for themselves, n each."""
 
