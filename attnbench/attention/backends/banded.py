@@ -1,8 +1,9 @@
-"""Attention that visits no keys but those around its pattern's: time and memory linear in length, in plain operations.
+"""Attention that visits no keys but those around its pattern's: time and memory linear in length.
 
-Queries are cut into tiles, each of which sees the keys around it; the first positions and what rows draw stand beside
-them. The rule of the pattern then masks what a tile sees, and any transform makes weights of it: a key that is left out
-has weight 0 in each of them.
+Where compiled code serves (own.py), the keys of each query are read one by one. Elsewhere, and for blocks and wide
+windows, queries are cut into tiles, each of which sees the keys around it; the first positions and what rows draw stand
+beside them. The rule of the pattern then masks what is seen, and any transform makes weights of it: a key that is left
+out has weight 0 in each of them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ TILE = 32
 
 _EVEN = 16
 """Neighbours come in multiples of so many, with which products are up to twice as fast (measured: 64 keys, not 63)."""
+
 _MOST = 128
 """Keys around a query, or a third as many first positions, up to which it takes less time to read them one by one than
 to multiply tiles with them (measured)."""
@@ -193,10 +195,10 @@ def _listed(asked: Asked, layout: Layout) -> tuple[Int[Tensor, "#B #H Q n"], Boo
     extent, length = layout.extent, asked.keys.shape[2]
     q, zero = torch.arange(asked.query.shape[2]).view(-1, 1), torch.zeros((), dtype=torch.int64)
     first = torch.arange(min(extent.tokens, length)).expand(len(q), -1)
-    near = q + torch.arange(extent.first, extent.last + 1)
+    near = q + torch.arange(extent.first, max(extent.first, extent.last + 1))
+    inside = (near >= extent.tokens) & (near < length)
     keys = torch.cat([first, near.clamp(0, length - 1)], 1)[None, None]
-    there = layout.rule(zero, zero, q, keys)
-    there[..., first.shape[1] :] &= (near >= first.shape[1]) & (near < length)
+    there = layout.rule(zero, zero, q, keys) & torch.cat([torch.ones_like(first, dtype=torch.bool), inside], 1)
     if asked.valid is not None:
         there = there & asked.valid[:, keys[0]]
     if layout.draw is not None:
