@@ -37,7 +37,7 @@ def decoding(size: str, load: Load, kind: str, threads: int) -> Case:
         )  # fmt: skip
         assert all(len(each.hypotheses[0]) == sentences.STEPS for each in found)
 
-    return Case(load.group(size), NAME.format(kind), run, load.rows * sentences.STEPS)
+    return Case(load.group(size), NAME.format(kind), run, load.rows * sentences.STEPS, coarse=kind == "int8")
 
 
 def _model(size: str, words: list[str]) -> Any:

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import flop_registry
 
 from attnbench.bench import sentences
 from attnbench.bench.sentences import Load, batches
-from attnbench.bench.subjects import Subject, transformer
+from attnbench.bench.subjects import Subject
 from attnbench.bench.timer import TOLERANCE, Case
 from attnbench.core import native
 from attnbench.core.packed import pack
@@ -72,7 +72,8 @@ def training(subject: Subject, count: int, runtime: Runtime) -> Case:
 
     def cost() -> float:
         defined = subject.build(runtime.device, defined=True).train()
-        return operations(lambda: [accumulate(bound, defined, [batch], how.smoothing, runtime) for batch in given])
+        with native.off():
+            return operations(lambda: [accumulate(bound, defined, [batch], how.smoothing, runtime) for batch in given])
 
     run, settle = lambda: update(gradients_of), _SETTLED if recording else 0
     counted = cost if subject.counted else None
@@ -127,17 +128,27 @@ def _apart(found: tuple[float, dict[str, torch.Tensor]], wanted: tuple[float, di
     return float(torch.tensor(apart, dtype=torch.float64).max())  # which keeps a NaN, wherever it stands
 
 
+_aten: Any = torch.ops.aten
+_RECURRENT = {
+    _aten.mkldnn_rnn_layer: 2, _aten.mkldnn_rnn_layer_backward: 4, _aten._cudnn_rnn: 2, _aten._cudnn_rnn_backward: 4,
+}  # fmt: skip
+"""Layers that torch counts nothing of: operations for each token and number in a weight."""
+
+
 class _Flops(TorchDispatchMode):
-    """Counts the operations of products, as torch counts them; its own counter also follows modules, which gradients
-    within a forward pass do not let it."""
+    """Counts the operations of products, as torch counts them, and of recurrent layers; its own counter also follows
+    modules, which gradients within a forward pass do not let it."""
 
     total = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        count = flop_registry.get(func.overloadpacket)
+        count, each = flop_registry.get(func.overloadpacket), _RECURRENT.get(func.overloadpacket)
         if count is not None:
             self.total += count(*args, **(kwargs or {}), out_val=out)
+        elif each is not None:
+            tokens, weights = args[0].numel() // args[0].shape[-1], args[1] if isinstance(args[1], list) else args[1:3]
+            self.total += each * tokens * sum(weight.numel() for weight in weights if weight.dim() == 2)
         return out
 
 
@@ -167,23 +178,28 @@ def decoding(subject: Subject, load: Load, runtime: Runtime) -> Case:
         with runtime.autocast():
             return bound.decode(model, [batch], searcher, to_limit=True)
 
+    @functools.cache
+    def defined() -> tuple[Seq2SeqModel, list[Hypothesis], float]:
+        """The model in plain torch operations, its best outputs, and the operations of their products."""
+        plain, best = subject.build(runtime.device, defined=True).eval(), list[Hypothesis]()
+        special = SpecialIds(bos=BOS, eos=NO_TOKEN, pad=PAD)
+        with native.off(), torch.no_grad():
+            if quantized:  # as it is defined
+                pack(plain, quantized)
+            count = operations(lambda: best.extend(each for each, *_ in searcher(plain, source_of(batch), special)))
+        return plain, best, count
+
     def check() -> float:
         """How far the scores of the best outputs lie from those of the definition in plain torch operations, as a part
         of them: see `_together`. What other words it found there the definition scores; one output in fifty may have
         another score than the definition's own output, parted at a close call. In half precision and in 8 bits, where
         many are others, all are scored by the definition, and the mean counts; a search that is wrong altogether shows
         in how much worse they are, of which a twentieth counts."""
-        special = SpecialIds(bos=BOS, eos=NO_TOKEN, pad=PAD)
-        plain = subject.build(runtime.device, defined=True).eval()
-        if quantized:
-            with native.off():  # as it is defined
-                pack(plain, quantized)
         made = run()
         found = [made[row] for row in range(load.rows)]
         if any(len(best.tokens) != _steps(model) for best in found):  # the work that is told
             return float("inf")
-        with native.off(), torch.no_grad():
-            wanted = [best for best, *_ in searcher(plain, source_of(batch), special)]
+        plain, wanted, _ = defined()
         scored = _off_scores(plain, batch, found)
         if runtime.precision != "fp32" or quantized:
             worse = 1 - sum(best.score for best in wanted) / sum(best.score for best in found)  # scores are negative
@@ -195,11 +211,8 @@ def decoding(subject: Subject, load: Load, runtime: Runtime) -> Case:
         told = [off if other else each for off, other, each in zip(scored, others, apart, strict=True)]
         return _together(told) if parted <= len(pairs) // 50 else float("inf")
 
-    def cost() -> float:
-        return _of_decoding(subject.group, load, runtime.device, subject.sizes.target_vocab, steps)
-
     # nothing here says how fast products of 8 bits can be
-    counted = cost if subject.counted and quantized is None else None
+    counted = (lambda: defined()[2]) if subject.counted and quantized is None else None
     work = load.rows * steps
     return Case(load.group(subject.group), subject.name, run, work, check, counted, quantized is not None or lower)
 
@@ -213,19 +226,6 @@ def _searched(subject: Subject, load: Load, steps: int) -> dict[str, Any]:
     usual = {"kind": "greedy"} if load.beam == 1 else {"kind": "beam", "size": load.beam}
     own = {"quantization": subject.quantization, **(usual if load.beam is not None else subject.search or {})}
     return {**own, "max_ratio": 0.0, "max_extra": steps}
-
-
-@functools.cache
-def _of_decoding(size: str, load: Load, device: torch.device, words: int, steps: int) -> float:
-    """Of the products of that decoding as it is defined, whatever the transform. words, steps: those of its model."""
-    subject = transformer(size, "softmax")
-    model = subject.build(device, defined=True).eval()
-    special, search = (
-        SpecialIds(bos=BOS, eos=NO_TOKEN, pad=PAD),
-        searches.parse(_searched(subject, load, steps)).build(),
-    )
-    with native.off(), torch.no_grad():
-        return operations(lambda: list(search(model, source_of(load.sources(device)), special)))
 
 
 def _off_scores(plain: Seq2SeqModel, batch: Batch, found: list[Hypothesis]) -> list[float]:

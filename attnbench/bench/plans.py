@@ -88,11 +88,22 @@ class Plan(NamedTuple):
         return products(self.runtime.device, self.dtype)
 
     def beside(self, recipes: list[Recipe], *, peaks: bool = False) -> list[Timing]:
-        """Each in a process of its own. peaks: with the memory that each takes."""
-        threads = torch.get_num_threads()
-        with together(recipes, threads, self.runtime.device) as started:
-            timed = self.time([each.case for each in started], None, loose=True, rest=_REST, apart=True)
-        return with_peaks(timed, recipes, threads, self.runtime.device) if peaks else timed
+        """Each in a process of its own; all do what the first does, in float32 but for those of ours. peaks: with the
+        memory that each takes."""
+        threads, device = torch.get_num_threads(), self.runtime.device
+        counted = (
+            recipes[0].make(*recipes[0].given).cost if device.type == "cpu" else None
+        )  # others wait for themselves
+        cost = None if counted is None else counted()
+        with together(recipes, threads, device) as started:
+            known = [each.case for each in started]
+            shared = [not each.coarse and (each is known[0] or not self.half) for each in known]
+            cases = [
+                each._replace(cost=(lambda: cost) if own else None) for each, own in zip(known, shared, strict=True)
+            ]
+            timed = self.time(cases, self.products if cost else None, loose=True, rest=_REST, apart=True)
+        timed = [each._replace(pace=None) for each in timed]
+        return with_peaks(timed, recipes, threads, device) if peaks else timed
 
     def wants(self, name: str) -> bool:
         """Whether a case is asked for; what others are multiples of, and other packages, always are."""

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from attnbench.attention.patterns.base import PatternSpec
 from attnbench.attention.transforms.base import TransformSpec, transforms
 from attnbench.attention.types import ROLES
 from attnbench.bench import sentences
@@ -53,8 +52,7 @@ class Subject(NamedTuple):
     """A model that is timed; a process of its own can be sent one.
 
     group: what it is compared within; name: what it is called there. model, search: as YAML has them; without a search
-    it is searched as a load says. quantization: of that search. counted: whether its products, as torch makes them, say
-    how much there is to do.
+    it is searched as a load says. quantization: of that search.
     """
 
     group: str
@@ -64,7 +62,6 @@ class Subject(NamedTuple):
     update: Update = Update()
     search: Mapping[str, Any] | None = None
     quantization: str | None = None
-    counted: bool = False
 
     def digest(self) -> str:
         """Equal for subjects that differ in their name alone, and across versions that give fields new ones beside
@@ -74,11 +71,23 @@ class Subject(NamedTuple):
         plain = self._replace(
             name="", model=self.spec.canonical(), search=search, update=self.update._replace(optimizer=optimizer)
         )
-        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]
+        told = [
+            *plain,
+            self.group in SIZES and self.counted,
+        ]  # as it was written first, or no file would be known again
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def spec(self) -> ModelSpec:
         return models.parse(dict(self.model))
+
+    @property
+    def counted(self) -> bool:
+        """Whether its products, as they are defined, say how much there is to do: under a pattern they are of keys that
+        nobody looks at."""
+        sites = (self.model.get("attention") or {}).values()
+        given = [site.get("pattern") or "full" for site in sites if isinstance(site, Mapping)]
+        return all((each if isinstance(each, str) else each["kind"]) == "full" for each in given)
 
     @property
     def most(self) -> int | None:
@@ -131,9 +140,7 @@ def transformer(size: str, name: str) -> Subject:
         site["backend"] = "dense"
     model = fields_of(size, attention={role: site for role in ROLES if role in spec.roles})
     quantization = "int8" if name.endswith(QUANTIZED) else None
-    # a pattern looks at fewer keys than the definition multiplies
-    counted = not isinstance(spec, PatternSpec)
-    return Subject(size, name, model.dump(), words(), quantization=quantization, counted=counted)
+    return Subject(size, name, model.dump(), words(), quantization=quantization)
 
 
 def fields_of(size: str, **more: Any) -> TransformerSpec:

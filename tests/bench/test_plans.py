@@ -9,7 +9,6 @@ from typing import Literal
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.attention.catalog import build_transform
 from attnbench.attention.patterns.base import patterns
@@ -23,8 +22,7 @@ from attnbench.bench.processes import Recipe
 from attnbench.bench.sentences import Load
 from attnbench.bench.subjects import PATTERNS, Subject, transformer
 from attnbench.bench.timer import Case, Timing, Yardstick
-from attnbench.core import hooks, native
-from attnbench.tasks import loss
+from attnbench.core import native
 from attnbench.train import recorded
 from attnbench.train.runtime import Runtime
 
@@ -271,18 +269,6 @@ def test_a_few_outputs_may_lie_a_little_further_from_their_definition():
     assert models._together([0.0] * 63 + [0.5]) == pytest.approx(0.05)
     assert models._together([2e-3] * 64) == pytest.approx(2e-3)
     assert math.isnan(models._together([1e-7] * 99 + [math.nan]))
-
-
-def test_operations_are_counted_as_torch_counts_them(monkeypatch):
-    monkeypatch.setattr(sentences, "WORDS", 60)
-    monkeypatch.setattr(sentences, "TOKENS", 200)
-    whole = models.training(transformer("tiny", "softmax"), 1, Runtime(CPU))
-    monkeypatch.setattr(hooks, "are_global", lambda *given: False)  # those by which torch's counter knows modules
-    with FlopCounterMode(display=False) as counter:
-        whole.run()
-    assert whole.cost() == counter.get_total_flops()
-    monkeypatch.setattr(loss, "LOGITS", 600)  # a part of the logits at a time
-    assert models.training(transformer("tiny", "softmax"), 1, Runtime(CPU)).cost() == whole.cost()
 
 
 @pytest.mark.parametrize("factor", [2, -1])
@@ -553,30 +539,32 @@ def test_a_gradient_of_attention_that_is_wrong_is_found():
     assert ops.slopes_apart(lambda query, key, value: plain(query, key, value.detach() * 2 - value), plain, given) > 0.1
 
 
-@pytest.mark.parametrize("beam", [1, 2])
-def test_operations_of_decoding_are_those_of_its_products(beam, monkeypatch):
-    monkeypatch.setattr(sentences, "WORDS", 60)
-    monkeypatch.setattr(sentences, "STEPS", 4)
-    case = models.decoding(transformer("tiny", "entmax15"), Load(3, 5, beam), Runtime(CPU))
-    model = transformer("tiny", "softmax").build(CPU)
-    width, inner = model.output.in_features, model.encoder[0].feed_forward.expand.out_features
-    layer = 2 * width * inner
-    tokens, rows = 3 * 5, 3 * beam
-    encoder = len(model.encoder) * (2 * tokens * (4 * width**2 + layer) + 4 * 3 * 5 * 5 * width)
-    sources = len(model.decoder) * 2 * tokens * 2 * width**2
-    seen = [3, *[rows] * 3]
-    step = sum(
-        2 * some * (6 * width**2 + layer) + 4 * some * (at + 1) * width + 4 * some * 5 * width
-        for at, some in enumerate(seen)
-    )
-    output = sum(2 * some * width * 60 for some in seen)
-    assert case.cost() == encoder + sources + len(model.decoder) * step + output
-    assert models.decoding(transformer("tiny", "window, n = 8"), Load(3, 5, beam), Runtime(CPU)).cost is None
-
-
 def test_a_gradient_that_is_no_number_is_found_wherever_it_stands():
     plain = ops.Mixer(ops.Method(), 2, CPU)
     given = [torch.randn(1, 2, 6, ops.HEAD) for _ in range(3)]
     wrong = lambda query, key, value: plain(query, key, value) + (value - value.detach()) * math.nan  # noqa: E731
     assert ops.slopes_apart(plain, plain, given) < 1e-5
     assert math.isnan(ops.slopes_apart(wrong, plain, given))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_stands_beside_other_packages_has_a_share_where_it_is_known(precision, monkeypatch):
+    """Of as many operations as ours has; not what rounds to 8 bits, nor float32 beside products in bfloat16."""
+
+    def made(name: str, cost: float | None = None, coarse: bool = False) -> Case:
+        return Case("tiny", name, lambda: None, 3.0, cost=None if cost is None else lambda: cost, coarse=coarse)
+
+    recipes = [Recipe(made, ("ours", 5.0)), Recipe(made, ("theirs",)), Recipe(made, ("theirs, int8", None, True))]
+
+    @contextlib.contextmanager
+    def together(given, *others):
+        yield [SimpleNamespace(case=recipe.make(*recipe.given)._replace(cost=None)) for recipe in given]
+
+    monkeypatch.setattr(plans, "together", together)
+    monkeypatch.setattr(plans, "_REST", 0)
+    monkeypatch.setattr(plans.Plan, "products", Yardstick(lambda: None, 1.0))
+    timed = plans.Plan(Runtime(CPU, precision), 1, True, []).beside(recipes)
+    assert [each.share is not None for each in timed] == [True, precision == "fp32", False]
+    assert [each.pace for each in timed] == [None] * 3
+    untold = [Recipe(made, ("ours",)), *recipes[1:]]
+    assert all(each.share is None for each in plans.Plan(Runtime(CPU), 1, True, []).beside(untold))

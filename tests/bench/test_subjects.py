@@ -40,12 +40,13 @@ def test_models_of_every_kind_train_and_decode_as_they_are_defined(name):
     subject = pickle.loads(pickle.dumps(family(name)))  # as a process of its own is sent it
     training = models.training(subject, 1, Runtime(CPU))
     training.run()
-    assert training.cost is None
+    assert training.cost() > 0
     assert training.check() < 1e-5
     decoding = models.decoding(subject, Load(3, 5, 2), Runtime(CPU))
     assert decoding.work == 12
     decoding.run()
     assert decoding.check() < 1e-5
+    assert decoding.cost() > 0
 
 
 @pytest.mark.parametrize(("module", "name"), [
