@@ -6,6 +6,7 @@ Compiled (_relocate.cpp) each row is read and written once; with torch, twice.
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -59,9 +60,16 @@ def narrowed(all_held: Sequence[Shaped[Tensor, "R ..."]], rows: Int[Tensor, "n"]
     """`held[rows]` of each, with n no more than R: in place where that can be, so that only rows that move are read and
     written. What is passed in is spent."""
     into = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
-    places = {each.data_ptr(): each for each in all_held if _is_writable(each)}  # one may stand there twice
+    views = Counter(each.data_ptr() for each in {_view(each): each for each in all_held}.values())
+    alone = [_is_writable(each) and views[each.data_ptr()] == 1 for each in all_held]
+    places = {each.data_ptr(): each for each, own in zip(all_held, alone, strict=True) if own}  # one may be there twice
+    copies = [None if own else each.index_select(0, rows) for each, own in zip(all_held, alone, strict=True)]
     relocate(list(places.values()), into, rows[into])
-    return [each[: len(rows)] if _is_writable(each) else each.index_select(0, rows) for each in all_held]
+    return [each[: len(rows)] if copy is None else copy for each, copy in zip(all_held, copies, strict=True)]
+
+
+def _view(held: Tensor) -> tuple[Any, ...]:
+    return held.data_ptr(), held.shape, held.stride()
 
 
 def _is_writable(held: Tensor) -> bool:

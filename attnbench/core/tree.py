@@ -37,6 +37,8 @@ def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 def closed_up(stay: Bool[Tensor, "B"]) -> Int[Tensor, "B2"]:
     """The rows that stay, in an order for `select_batch` in which few move: from the end into gaps."""
     rows = stay.nonzero().squeeze(1)
+    if len(rows) == len(stay):
+        return rows
     order = torch.arange(len(rows), device=rows.device)
     order[~stay[: len(rows)]] = rows[rows >= len(rows)]
     return order

@@ -140,7 +140,7 @@ class Seq2SeqModel(nn.Module, ABC):
         self, memory: Any, state: Any, sources: Int[Tensor, "n"], rows: Int[Tensor, "R"], shared: int = 0
     ) -> tuple[Any, Any]:
         """The Memory of some sources alone, and their State, with what row `sources[i]` and row `rows[i]` held in row
-        i. Both that are passed in are spent.
+        i: those of each source are of one source before. Both that are passed in are spent.
 
         shared: as in `reorder`, of the rows of sources that stay where they are.
         """

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from attnbench.attention.modules.base import SelfAttention
 from attnbench.attention.spec import AttentionSpec
 from attnbench.attention.types import ROLES, Dims, Memory, Positions
+from attnbench.core.inherit import is_outdated
 from attnbench.core.ragged import Ragged
 from attnbench.core.relocate import narrowed, relocate
 from attnbench.core.tree import map_batch, select_batch
@@ -371,18 +372,17 @@ class Transformer(Seq2SeqModel):
         shared: int = 0,
     ) -> tuple[TransformerMemory, TransformerState]:
         """In place: what is copied is what moves."""
+        if is_outdated(type(self), "keep", "reorder"):
+            return super().keep(memory, state, sources, rows, shared)
         place, beams = torch.arange(len(rows), device=rows.device), state.beams
         elsewhere = rows // beams != place // beams
         for moves, known in ((elsewhere, 0), ((rows != place) & ~elsewhere, shared)):
             into = moves.nonzero().squeeze(1)
             relocate(self._held(state, known), into, rows[into])
         caches = map_batch(lambda held: held[: len(rows)], state.caches)
-        received = None if state.received is None else state.received.index_select(0, rows)
-        maps = memory.maps if memory.maps is None else select_batch(memory.maps, sources)
-        return (
-            TransformerMemory(_kept(memory.cross, sources), maps),
-            state._replace(caches=caches, received=received),
-        )
+        cross = _kept(memory.cross, sources)
+        memory, state = select_batch(memory._replace(cross=()), sources), select_batch(state._replace(caches=()), rows)
+        return memory._replace(cross=cross), state._replace(caches=caches)
 
     def _held(self, state: TransformerState, shared: int) -> list[Tensor]:
         """What the caches know of each row, but for the first positions."""

@@ -51,6 +51,14 @@ def test_rows_that_are_kept(rows, compiled):
     torch.autograd.grad(found[4].sum(), learned)
 
 
+def test_two_views_of_the_same_numbers_are_copied():
+    states = torch.arange(24.0).view(4, 1, 3, 2)
+    held = [states, states[:, :, :2]]
+    found = narrowed(held, torch.tensor([1, 2]))
+    assert torch.equal(found[0], torch.arange(24.0).view(4, 1, 3, 2)[1:3])
+    assert torch.equal(found[1], found[0][:, :, :2])
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_rows_larger_than_the_buffer(threads):
     before = torch.get_num_threads()

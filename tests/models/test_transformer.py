@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from attnbench.attention.transforms.base import TransformSpec, transforms
+from attnbench.attention.types import Memory
 from attnbench.core.ragged import Ragged
 from attnbench.core.spec import dotted, problems
 from attnbench.models.base import Seq2SeqModel, Sizes, Source, models
@@ -422,9 +423,43 @@ def test_beams_move_what_differs_alone_and_find_the_same(seed, size, monkeypatch
     search = searches.parse({"kind": "beam", "size": size, "n_best": size, "max_ratio": 2.0, "max_extra": 12}).build()
     special = SpecialIds(bos=1, eos=2, pad=0)
     found = search(model, source, special)
-    shared = []
-    wholly = Seq2SeqModel.reorder
-    monkeypatch.setattr(Transformer, "reorder", lambda *given: shared.append(given[-1]) or wholly(*given))
-    monkeypatch.setattr(Transformer, "keep", lambda *given: shared.append(given[-1]) or Seq2SeqModel.keep(*given))
+    moved, kept = [], []
+    wholly, anew = Seq2SeqModel.reorder, Seq2SeqModel.keep
+    monkeypatch.setattr(Transformer, "reorder", lambda *given: moved.append(given[-1]) or wholly(*given))
+    monkeypatch.setattr(Transformer, "keep", lambda *given: kept.append(given[-1]) or anew(*given))
     assert search(model, source, special) == found
-    assert shared
+    assert moved
+    together = len({max(len(each.tokens) for each in best) for best in found}) == 1
+    assert kept or (together and seed % 2)
+
+
+class More(NamedTuple):
+    """A State with a field of its own."""
+
+    length: int
+    caches: tuple[Memory, ...]
+    beams: int
+    received: Any
+    compiled: Any
+    told: torch.Tensor
+
+
+@torch.no_grad()
+def test_models_made_of_this_one_keep_what_else_they_hold():
+    class Own(Transformer):
+        pass
+
+    class Reordered(Transformer):
+        def reorder(self, state, rows, shared):
+            return Seq2SeqModel.reorder(self, state, rows, shared)
+
+    sources, rows = torch.tensor([2, 1]), torch.tensor([4, 5, 3, 2])
+    for kind in (Own, Reordered):
+        model = build(Sizes(9, 9, False), layers=1, width=16, heads=2, ffn=16, tie="none").eval()
+        model.__class__ = kind
+        memory = model.encode(Source(torch.randint(3, 9, (3, 4)), torch.ones(3, 4).bool()))
+        state = More(*model.widen(model.start(memory, 5), 2), torch.arange(6))
+        caches = [each.clone() for each in state.caches[0][:2]]
+        _, kept = model.keep(memory, state, sources, rows)
+        assert kept.told.tolist() == rows.tolist()
+        assert all(torch.equal(each, before[rows]) for each, before in zip(kept.caches[0][:2], caches, strict=True))

@@ -27,12 +27,12 @@ _EVEN = 16
 """Neighbours come in multiples of so many, with which products are up to twice as fast (measured: 64 keys, not 63)."""
 
 _MOST = 128
-"""Keys around a query, or a third as many first positions, up to which it takes less time to read them one by one than
-to multiply tiles with them (measured)."""
+"""Keys around a query, or a sixth as many first positions, up to which it takes less time to read them one by one than
+to multiply tiles with them (measured); what is drawn beside them never takes less in tiles."""
 
 Similarity = Callable[[Float[Tensor, "*G Q E"], Float[Tensor, "*G K E"]], Float[Tensor, "*G Q K"]]
 """The score, whatever the dimensions before queries and keys."""
-Weigh = Callable[[Float[Tensor, "B H Q K"], Bool[Tensor, "#B #H Q K"]], Float[Tensor, "B H Q K"]]
+Weigh = Callable[[Float[Tensor, "B H Q K"], Bool[Tensor, "#B #H #Q K"]], Float[Tensor, "B H Q K"]]
 """Scores, and the keys that are allowed -> what the values are multiplied by."""
 
 
@@ -77,7 +77,7 @@ def attend(
     if scale is not None:
         query, score = query if scale == 1 else query * scale, _dots
     asked = Asked(query, keys, values, score, scale is not None, valid)
-    if _is_listed(layout) and asked.dots and own.serves(query, keys):
+    if _is_listed(layout) and asked.dots and own.serves(query, keys, values):
         return _by_lists(asked, layout, weigh, 0 if causal else min(extent.tokens, count))
     groups = _groups(asked, layout)
     weights = weigh(_beside([group.scores for group in groups]), _beside([group.allowed for group in groups]))
@@ -94,7 +94,8 @@ def pays_from(layout: Layout, *, causal: bool, listed: bool) -> int:
     listed: compiled code reads the keys of each query one by one, where that takes less than tiles do."""
     extent, drawn = layout.extent, 0 if layout.draw is None else layout.draw.n
     if listed and _is_listed(layout):
-        return 16 + 2 * _span(extent) + 4 * (extent.tokens + drawn) + (24 if extent.tokens and not causal else 0)
+        visited = 2 * _span(extent) + 3 * extent.tokens + 4 * drawn
+        return 16 + visited + (24 if extent.tokens and not causal else 0)
     near = (9 * (_cut(extent).size + _span(extent)) // 4 if extent.near else 0) + (0 if extent.block else 32)
     return near + 9 * extent.tokens // 4 + (32 if extent.tokens and not causal else 0) + 50 * drawn
 
@@ -105,7 +106,7 @@ def _span(extent: Extent) -> int:
 
 
 def _is_listed(layout: Layout) -> bool:
-    few = _span(layout.extent) + 3 * layout.extent.tokens <= _MOST
+    few = _span(layout.extent) + 6 * layout.extent.tokens <= _MOST
     return not layout.extent.block and (few or layout.draw is not None)
 
 
@@ -192,10 +193,11 @@ def _by_lists(asked: Asked, layout: Layout, weigh: Weigh, all_seeing: int) -> Fl
 def _listed(asked: Asked, layout: Layout) -> tuple[Int[Tensor, "#B #H Q n"], Bool[Tensor, "#B #H Q n"]]:
     """All keys of a pattern, in the order in which they stand but for those that are drawn, and which of them there
     are."""
-    extent, length = layout.extent, asked.keys.shape[2]
-    q, zero = torch.arange(asked.query.shape[2]).view(-1, 1), torch.zeros((), dtype=torch.int64)
-    first = torch.arange(min(extent.tokens, length)).expand(len(q), -1)
-    near = q + torch.arange(extent.first, max(extent.first, extent.last + 1))
+    extent, length, device = layout.extent, asked.keys.shape[2], asked.keys.device
+    q = torch.arange(asked.query.shape[2], device=device).view(-1, 1)
+    first = torch.arange(min(extent.tokens, length), device=device).expand(len(q), -1)
+    start, end = max(extent.first, 1 - length), min(extent.last, length - 1)
+    near, zero = q + torch.arange(start, max(start, end + 1), device=device), q.new_zeros(())
     inside = (near >= extent.tokens) & (near < length)
     keys = torch.cat([first, near.clamp(0, length - 1)], 1)[None, None]
     there = layout.rule(zero, zero, q, keys) & torch.cat([torch.ones_like(first, dtype=torch.bool), inside], 1)
@@ -211,8 +213,8 @@ def _keys_of(asked: Asked, draw: Draw) -> tuple[Int[Tensor, "#B H Q n"], Bool[Te
     """What is drawn, and which of it there is."""
     rows, heads, length = asked.keys.shape[:3]
     drawn, there = draw.keys(asked.query.shape[2], heads, asked.keys.device)
-    there = there & (drawn < length)  # queries that fill up the last tile may draw beyond the keys
-    drawn = drawn.clamp(max=length - 1)
+    there = there & (drawn >= 0) & (drawn < length)  # queries that fill up the last tile may draw beyond the keys
+    drawn = drawn.clamp(0, length - 1)
     if asked.valid is not None:
         drawn = drawn.expand(rows, -1, -1, -1)
         there = there & asked.valid[:, None, None].expand(*drawn.shape[:3], -1).gather(-1, drawn)

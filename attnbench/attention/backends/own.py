@@ -128,8 +128,17 @@ def _made(what: str, asking: Tensor, held: Tensor, listed: Tensor, of_pairs: Ten
     """asking: a row a query. held: one a key. of_pairs: a number each."""
     rows, heads, queries, width = asking.shape
     count = listed.shape[3]
-    if held.shape != (rows, heads, held.shape[2], width) or listed.shape[2] != queries:
-        raise ValueError(f"lists {tuple(listed.shape)} do not fit {tuple(asking.shape)} and {tuple(held.shape)}")
+    fits = listed.dim() == 4 and listed.shape[2] == queries and of_pairs.shape == (rows, heads, queries, count)
+    if (
+        not fits
+        or held.shape != (rows, heads, held.shape[2], width)
+        or listed.dtype != torch.int64
+        or not listed.is_cpu
+    ):
+        raise ValueError(
+            f"lists {tuple(listed.shape)} of {listed.dtype} on {listed.device} do not fit {tuple(asking.shape)}, "
+            f"{tuple(held.shape)} and {tuple(of_pairs.shape)}; give int64 on a processor"
+        )
     asking, held, lists = _dense(asking), _dense(held), _dense(listed.expand(rows, heads, -1, -1))
     failed = getattr(native.loaded(_SOURCE), f"attnbench_{what}_own")(
         *map(ctypes.byref, (rows_of(asking), rows_of(held), _Lists(lists.data_ptr(), *lists.stride()[:3]))),

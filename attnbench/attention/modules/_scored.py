@@ -141,7 +141,7 @@ class Scored(Stages):
         length, choice = len(positions.k), self.choice
         if choice.backend != "banded" or len(positions.q) != length or length < min(choice.since, choice.listed):
             return None
-        if length < choice.since and not own.serves(queries, keys):
+        if length < choice.since and not own.serves(queries, keys, memory.values):
             return None
         lengths = self._lengths(memory, positions) if self.pattern.drawn else None
         return self.pattern.layout(self.role, self.layer, lengths=lengths, seed=self._seed)

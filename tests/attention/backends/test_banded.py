@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +12,8 @@ from hypothesis import strategies as st
 from attnbench.attention.backends import banded, own
 from attnbench.attention.backends.base import choose, chosen
 from attnbench.attention.modules.multihead import MultiHead
-from attnbench.attention.patterns.base import dense, patterns
+from attnbench.attention.patterns.base import Extent, Layout, dense, patterns
+from attnbench.attention.patterns.random import nowhere
 from attnbench.attention.reference import attend
 from attnbench.attention.scores.base import scores
 from attnbench.attention.scores.dot import ScaledDot
@@ -129,11 +132,58 @@ def test_memory_is_linear_in_length(kind):
         return raw.masked_fill(~open_, 0.0)
 
     pattern = patterns.parse({"kind": kind, "n": 8})
-    for length in (128, 2048):
-        states = torch.zeros(1, HEADS, length, WIDTH)
-        layout = pattern.layout("encoder_self", lengths=torch.tensor([length]))
-        banded.attend(states, states, states, score=ScaledDot(Dims()), weigh=weigh, layout=layout, causal=True)
-    assert made[1] <= 20 * made[0]
+    for scale in (None, 1.0):  # in tiles, and by lists
+        made.clear()
+        for length in (128, 2048):
+            states = torch.zeros(1, HEADS, length, WIDTH)
+            layout = pattern.layout("encoder_self", lengths=torch.tensor([length]))
+            banded.attend(
+                states, states, states, score=ScaledDot(Dims()), weigh=weigh, layout=layout, scale=scale, causal=True
+            )
+        assert made[1] <= 20 * made[0]
+
+
+class Below(NamedTuple):
+    """A draw of one's own, with keys that there are not where it says so."""
+
+    n: int
+
+    def keys(self, queries, heads, device, first=0):
+        keys = torch.arange(-1, self.n - 1, device=device).expand(1, heads, queries, -1)
+        return keys, keys >= 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_drawn_key_that_is_not_there_may_be_any_number(dtype):
+    states = draw(1, HEADS, 5, WIDTH, seed=0).to(dtype)
+    found = banded.attend(
+        states, states, states, score=ScaledDot(Dims()), weigh=lambda raw, open_: raw.masked_fill(~open_, 0.0),
+        layout=Layout(nowhere, Extent(), Below(3)), scale=1.0,
+    )  # fmt: skip
+    torch.testing.assert_close(found, states @ states[:, :, :2].mT @ states[:, :, :2])
+
+
+@pytest.mark.parametrize("kind", SPARSE)
+def test_lists_lie_where_the_keys_do_whatever_the_default_device(kind):
+    states = draw(1, HEADS, 40, WIDTH, seed=0).float()
+    layout = patterns.parse({"kind": kind, "n": 8}).layout("encoder_self", lengths=torch.tensor([40]))
+    given = {"score": ScaledDot(Dims()), "weigh": lambda raw, open_: raw.masked_fill(~open_, 0.0), "scale": 1.0}
+    wanted = banded.attend(states, states, states, layout=layout, **given)
+    with torch.device("meta"):
+        found = banded.attend(states, states, states, layout=layout, **given)
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("kind", SPARSE)
+def test_under_autocast_scores_stay_in_float32(kind):
+    module = MultiHead(site(kind, n=8), "encoder_self", 8, Dims(heads=HEADS, query_width=8, key_width=8), 0.0)
+    states, at = draw(2, 200, 8, seed=1).float(), Positions(torch.arange(200), torch.arange(200))
+    with torch.autocast("cpu", torch.bfloat16):
+        memory = module.memorize(states, None)
+        quick = module(states, memory, at).context
+        told = module(states, memory, at, need_weights=True).context
+    assert quick.dtype == told.dtype
+    torch.testing.assert_close(quick, told, rtol=0, atol=0.02)
 
 
 def site(pattern="window", transform="softmax", score="scaled_dot", backend="auto", n=4, **fields):

@@ -86,10 +86,20 @@ def test_a_key_that_there_is_not_is_refused(listed):
 
 
 @compiled
-def test_lists_of_other_queries_are_refused():
+@pytest.mark.parametrize(
+    "listed", [torch.zeros(1, 1, 2, 1).long(), torch.zeros(1, 1, 3, 1).int(), torch.zeros(1, 1, 3, 1).long().to("meta")]
+)
+def test_lists_that_compiled_code_cannot_read_are_refused(listed):
+    states = torch.ones(1, 1, 3, 4)
+    with pytest.raises(ValueError, match="give int64 on a processor"):
+        own.compare(states, states, listed)
+
+
+@compiled
+def test_weights_of_other_lists_are_refused():
     states = torch.ones(1, 1, 3, 4)
     with pytest.raises(ValueError, match="do not fit"):
-        own.compare(states, states, torch.zeros(1, 1, 2, 1, dtype=torch.int64))
+        own.blend(torch.ones(1, 1, 3, 2), torch.ones(1, 1, 0, 3), states, torch.zeros(1, 1, 3, 5).long())
 
 
 @compiled
