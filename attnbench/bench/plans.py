@@ -91,10 +91,10 @@ class Plan(NamedTuple):
         """Each in a process of its own; all do what the first does, in float32 but for those of ours. peaks: with the
         memory that each takes."""
         threads, device = torch.get_num_threads(), self.runtime.device
-        counted = (
-            recipes[0].make(*recipes[0].given).cost if device.type == "cpu" else None
-        )  # others wait for themselves
-        cost = None if counted is None else counted()
+        cost = None
+        if device.type == "cpu":  # the machine's own products are timed in this process
+            counted = recipes[0].make(*recipes[0].given).cost
+            cost = None if counted is None else counted()
         with together(recipes, threads, device) as started:
             known = [each.case for each in started]
             shared = [not each.coarse and (each is known[0] or not self.half) for each in known]

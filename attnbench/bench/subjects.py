@@ -71,10 +71,8 @@ class Subject(NamedTuple):
         plain = self._replace(
             name="", model=self.spec.canonical(), search=search, update=self.update._replace(optimizer=optimizer)
         )
-        told = [
-            *plain,
-            self.group in SIZES and self.counted,
-        ]  # as it was written first, or no file would be known again
+        # the last was a field once, and files with it shall be known again
+        told = [*plain, self.group in SIZES and self.counted]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 
     @property

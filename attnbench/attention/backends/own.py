@@ -128,13 +128,9 @@ def _made(what: str, asking: Tensor, held: Tensor, listed: Tensor, of_pairs: Ten
     """asking: a row a query. held: one a key. of_pairs: a number each."""
     rows, heads, queries, width = asking.shape
     count = listed.shape[3]
-    fits = listed.dim() == 4 and listed.shape[2] == queries and of_pairs.shape == (rows, heads, queries, count)
-    if (
-        not fits
-        or held.shape != (rows, heads, held.shape[2], width)
-        or listed.dtype != torch.int64
-        or not listed.is_cpu
-    ):
+    readable = listed.dim() == 4 and listed.dtype == torch.int64 and listed.is_cpu
+    fits = listed.shape[2] == queries and of_pairs.shape == (rows, heads, queries, count)
+    if not readable or not fits or held.shape != (rows, heads, held.shape[2], width):
         raise ValueError(
             f"lists {tuple(listed.shape)} of {listed.dtype} on {listed.device} do not fit {tuple(asking.shape)}, "
             f"{tuple(held.shape)} and {tuple(of_pairs.shape)}; give int64 on a processor"
