@@ -178,16 +178,21 @@ def decoding(subject: Subject, load: Load, runtime: Runtime) -> Case:
         with runtime.autocast():
             return bound.decode(model, [batch], searcher, to_limit=True)
 
-    @functools.cache
-    def defined() -> tuple[Seq2SeqModel, list[Hypothesis], float]:
-        """The model in plain torch operations, its best outputs, and the operations of their products."""
-        plain, best = subject.build(runtime.device, defined=True).eval(), list[Hypothesis]()
-        special = SpecialIds(bos=BOS, eos=NO_TOKEN, pad=PAD)
-        with native.off(), torch.no_grad():
-            if quantized:  # as it is defined
+    def define() -> Seq2SeqModel:
+        """The model in plain torch operations."""
+        plain = subject.build(runtime.device, defined=True).eval()
+        if quantized:
+            with native.off():  # as it is defined
                 pack(plain, quantized)
+        return plain
+
+    @functools.cache
+    def defined() -> tuple[list[Hypothesis], float]:
+        """The best outputs of that model, and the operations of their products."""
+        plain, best, special = define(), list[Hypothesis](), SpecialIds(bos=BOS, eos=NO_TOKEN, pad=PAD)
+        with native.off(), torch.no_grad():
             count = operations(lambda: best.extend(each for each, *_ in searcher(plain, source_of(batch), special)))
-        return plain, best, count
+        return best, count
 
     def check() -> float:
         """How far the scores of the best outputs lie from those of the definition in plain torch operations, as a part
@@ -199,8 +204,7 @@ def decoding(subject: Subject, load: Load, runtime: Runtime) -> Case:
         found = [made[row] for row in range(load.rows)]
         if any(len(best.tokens) != _steps(model) for best in found):  # the work that is told
             return float("inf")
-        plain, wanted, _ = defined()
-        scored = _off_scores(plain, batch, found)
+        wanted, scored = defined()[0], _off_scores(define(), batch, found)
         if runtime.precision != "fp32" or quantized:
             worse = 1 - sum(best.score for best in wanted) / sum(best.score for best in found)  # scores are negative
             return float(torch.tensor([sum(scored) / len(scored), worse / 20]).max())
@@ -211,8 +215,8 @@ def decoding(subject: Subject, load: Load, runtime: Runtime) -> Case:
         told = [off if other else each for off, other, each in zip(scored, others, apart, strict=True)]
         return _together(told) if parted <= len(pairs) // 50 else float("inf")
 
-    # nothing here says how fast products of 8 bits can be
-    counted = (lambda: defined()[2]) if subject.counted and quantized is None else None
+    # nothing here says how fast products of 8 bits can be, nor those of another precision than the run's
+    counted = (lambda: defined()[1]) if subject.counted and quantized is None and not lower else None
     work = load.rows * steps
     return Case(load.group(subject.group), subject.name, run, work, check, counted, quantized is not None or lower)
 

@@ -95,6 +95,7 @@ class Plan(NamedTuple):
         if device.type == "cpu":  # the machine's own products are timed in this process
             counted = recipes[0].make(*recipes[0].given).cost
             cost = None if counted is None else counted()
+            del counted  # and what it holds
         with together(recipes, threads, device) as started:
             known = [each.case for each in started]
             shared = [not each.coarse and (each is known[0] or not self.half) for each in known]

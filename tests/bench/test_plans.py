@@ -566,5 +566,7 @@ def test_what_stands_beside_other_packages_has_a_share_where_it_is_known(precisi
     timed = plans.Plan(Runtime(CPU, precision), 1, True, []).beside(recipes)
     assert [each.share is not None for each in timed] == [True, precision == "fp32", False]
     assert [each.pace for each in timed] == [None] * 3
+    done = [each.share * each.rounds[0] for each in timed if each.share is not None]
+    assert done == pytest.approx([done[0]] * len(done))  # as much, in whatever time
     untold = [Recipe(made, ("ours",)), *recipes[1:]]
     assert all(each.share is None for each in plans.Plan(Runtime(CPU), 1, True, []).beside(untold))

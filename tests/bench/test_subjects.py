@@ -6,12 +6,13 @@ import pickle
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.bench import models, sentences, subjects
 from attnbench.bench.sentences import Load
 from attnbench.bench.subjects import Subject, transformer
 from attnbench.bench.timer import TOLERANCE
-from attnbench.core import gates
+from attnbench.core import gates, hooks, native
 from attnbench.core.dropout import Dropout
 from attnbench.data.base import PAD
 from attnbench.models import _windows
@@ -47,6 +48,17 @@ def test_models_of_every_kind_train_and_decode_as_they_are_defined(name):
     decoding.run()
     assert decoding.check() < 1e-5
     assert decoding.cost() > 0
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
+def test_operations_of_recurrent_layers_are_those_of_their_gates(monkeypatch):
+    """Counted by torch where its layers are made of products that it knows, which leave out what leads back to the first
+    states."""
+    training = models.training(family("LSTM, no attention"), 1, Runtime(CPU))
+    monkeypatch.setattr(hooks, "are_global", lambda *given: False)  # those by which torch's counter knows modules
+    with native.off(), torch.backends.mkldnn.flags(enabled=False), FlopCounterMode(display=False) as counter:
+        training.run()
+    assert 0 <= training.cost() / counter.get_total_flops() - 1 < 0.01
 
 
 @pytest.mark.parametrize(("module", "name"), [

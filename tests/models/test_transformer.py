@@ -459,7 +459,12 @@ def test_models_made_of_this_one_keep_what_else_they_hold():
         model.__class__ = kind
         memory = model.encode(Source(torch.randint(3, 9, (3, 4)), torch.ones(3, 4).bool()))
         state = More(*model.widen(model.start(memory, 5), 2), torch.arange(6))
-        caches = [each.clone() for each in state.caches[0][:2]]
-        _, kept = model.keep(memory, state, sources, rows)
+        for token in range(3, 6):  # another one in each row
+            _, stepped = model.step(memory, state, 3 + (torch.arange(6) + token) % 6)
+            state = More(*stepped[:5], state.told)
+        caches, sides = ([each[:, :, :3].clone() for each in held[0][:2]] for held in (state.caches, memory.cross))
+        memory, kept = model.keep(memory, state, sources, rows)
         assert kept.told.tolist() == rows.tolist()
-        assert all(torch.equal(each, before[rows]) for each, before in zip(kept.caches[0][:2], caches, strict=True))
+        for found, before, picked in ((kept.caches, caches, rows), (memory.cross, sides, sources)):
+            assert before[0].unique(dim=0).shape[0] == len(before[0])
+            assert all(torch.equal(each[:, :, :3], was[picked]) for each, was in zip(found[0][:2], before, strict=True))

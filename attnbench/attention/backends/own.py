@@ -127,9 +127,8 @@ def _spread(weights: Tensor, given: Tensor, listed: Tensor, of_all: Tensor, like
 def _made(what: str, asking: Tensor, held: Tensor, listed: Tensor, of_pairs: Tensor, made: Tensor) -> Tensor:
     """asking: a row a query. held: one a key. of_pairs: a number each."""
     rows, heads, queries, width = asking.shape
-    count = listed.shape[3]
-    readable = listed.dim() == 4 and listed.dtype == torch.int64 and listed.is_cpu
-    fits = listed.shape[2] == queries and of_pairs.shape == (rows, heads, queries, count)
+    readable, count = listed.dtype == torch.int64 and listed.is_cpu, listed.shape[-1]
+    fits = listed.shape[2:] == (queries, count) and of_pairs.shape == (rows, heads, queries, count)
     if not readable or not fits or held.shape != (rows, heads, held.shape[2], width):
         raise ValueError(
             f"lists {tuple(listed.shape)} of {listed.dtype} on {listed.device} do not fit {tuple(asking.shape)}, "

@@ -175,7 +175,13 @@ def test_lists_lie_where_the_keys_do_whatever_the_default_device(kind):
 
 
 @pytest.mark.parametrize("kind", SPARSE)
-def test_under_autocast_scores_stay_in_float32(kind):
+def test_under_autocast_scores_stay_in_float32(kind, monkeypatch):
+    made, plain = [], banded.attend
+
+    def attend(*given, weigh, **named):
+        return plain(*given, weigh=lambda raw, open_: made.append(raw.detach()) or weigh(raw, open_), **named)
+
+    monkeypatch.setattr(banded, "attend", attend)
     module = MultiHead(site(kind, n=8), "encoder_self", 8, Dims(heads=HEADS, query_width=8, key_width=8), 0.0)
     states, at = draw(2, 200, 8, seed=1).float(), Positions(torch.arange(200), torch.arange(200))
     with torch.autocast("cpu", torch.bfloat16):
@@ -184,6 +190,8 @@ def test_under_autocast_scores_stay_in_float32(kind):
         told = module(states, memory, at, need_weights=True).context
     assert quick.dtype == told.dtype
     torch.testing.assert_close(quick, told, rtol=0, atol=0.02)
+    assert made
+    assert all(raw.dtype == torch.float32 and not torch.equal(raw, raw.bfloat16().float()) for raw in made)
 
 
 def site(pattern="window", transform="softmax", score="scaled_dot", backend="auto", n=4, **fields):
