@@ -182,7 +182,9 @@ def test_under_autocast_scores_stay_in_float32(kind, monkeypatch):
         return plain(*given, weigh=lambda raw, open_: made.append(raw.detach()) or weigh(raw, open_), **named)
 
     monkeypatch.setattr(banded, "attend", attend)
-    module = MultiHead(site(kind, n=8), "encoder_self", 8, Dims(heads=HEADS, query_width=8, key_width=8), 0.0)
+    module = MultiHead(
+        site(kind, n=8, backend="banded"), "encoder_self", 8, Dims(heads=HEADS, query_width=8, key_width=8), 0.0
+    )
     states, at = draw(2, 200, 8, seed=1).float(), Positions(torch.arange(200), torch.arange(200))
     with torch.autocast("cpu", torch.bfloat16):
         memory = module.memorize(states, None)
