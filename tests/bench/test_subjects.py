@@ -52,8 +52,7 @@ def test_models_of_every_kind_train_and_decode_as_they_are_defined(name):
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")
 def test_operations_of_recurrent_layers_are_those_of_their_gates(monkeypatch):
-    """Counted by torch where its layers are made of products that it knows, which leave out what leads back to the first
-    states."""
+    """Counted by torch where its layers are made of products that it knows, without those that lead to first states."""
     training = models.training(family("LSTM, no attention"), 1, Runtime(CPU))
     monkeypatch.setattr(hooks, "are_global", lambda *given: False)  # those by which torch's counter knows modules
     with native.off(), torch.backends.mkldnn.flags(enabled=False), FlopCounterMode(display=False) as counter:
