@@ -1,16 +1,21 @@
-"""What is counted of an attention that is timed."""
+"""Transforms and attention that are timed are checked against their definition, and what they cost is counted."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from attnbench.attention.catalog import build_transform
+from attnbench.attention.transforms import _rows
 from attnbench.bench import ops
+from attnbench.core import native
 
 CPU = torch.device("cpu")
+SHAPE = (2, 3, 5, 9)
 
 
 @pytest.mark.parametrize(("pattern", "wanted"), [
@@ -78,3 +83,121 @@ def test_a_check_that_has_nothing_to_compare_with_is_none():
     """Torch's own softmax is what the others are timed beside; a check of it with itself could not fail."""
     cases = [*ops.transform_cases(((2, 2, 3, 5),), CPU, []), *ops.attention_cases(((2, 2, 9, 9),), CPU, torch.float32)]
     assert {case.name for case in cases if case.check is None} == {ops.BASELINE}
+
+
+def test_transforms_are_checked_before_they_are_timed():
+    cases = list(ops.transform_cases((SHAPE,), CPU, []))
+    names = [case.name for case in cases if case.group.endswith("forward")]
+    timed = [*ops.TRANSFORMS, ops.TRAINED]
+    assert names == [ops.BASELINE, *timed]
+    for case in cases:
+        if case.check is not None:
+            assert case.check() < 1e-5
+        case.run()
+    assert [case.name for case in cases if case.check is not None] == timed * 2
+
+
+def checked(name):
+    """Forward, and forward with backward, of a transform."""
+    return [case for case in ops.transform_cases((SHAPE,), CPU, []) if case.name == name and case.check is not None]
+
+
+def test_a_path_that_is_wrong_is_found(monkeypatch):
+    wrong = ops.build_transform("softmax")
+    monkeypatch.setattr(ops, "build_transform", lambda kind, **given: lambda scores: wrong(scores) * _native())
+    (case, _) = checked("softmax")
+    assert case.check() > 0.01
+
+
+def _native():
+    """1 in the definition, 2 out of it."""
+    from attnbench.core import native
+
+    return 1 if native._off.get() else 2
+
+
+def test_attention_of_every_kind_runs_both_ways():
+    cases = list(ops.attention_cases(((1, 2, 12, 12),), CPU, torch.float32, n=4))
+    assert {case.name for case in cases} >= {"SDPA", "softmax", "window, n = 4", "random, n = 4"}
+    for case in cases:
+        assert case.check is None or case.check() < 1e-5
+        assert case.cost() > 0
+        case.run()
+
+
+def test_the_gradients_of_a_gpus_backends_are_checked():
+    pytest.importorskip("triton", reason="Triton is not installed")
+    states = [torch.randn(1, 2, 12, ops.HEAD) for _ in range(3)]
+    function, plain = (
+        ops.Mixer(ops.Method(transform="entmax15", backend="triton"), 2, CPU),
+        ops.Mixer(ops.Method(transform="entmax15"), 2, CPU),
+    )
+    assert ops.slopes_apart(function, plain, states) < 1e-4
+    other = ops.Mixer(ops.Method(transform="sparsemax"), 2, CPU)
+    assert ops.slopes_apart(function, other, states) > 0.01
+
+
+def test_what_a_gpu_has_backends_for(monkeypatch):
+    methods = {
+        "sparsemax": ops.Method(transform="sparsemax"), "sigmoid": ops.Method(transform="sigmoid"),
+        "window": ops.Method(pattern={"kind": "window", "n": 3}), "softmax": ops.Method(),
+        "random": ops.Method(pattern={"kind": "random", "n": 3}),
+    }  # fmt: skip
+    assert set(ops.on_a_gpu(methods, CPU)) == set(methods)  # where no kernels are compiled
+    monkeypatch.setattr(ops, "compiles", lambda device: True)
+    found = ops.on_a_gpu(methods, CPU)
+    added = {"sparsemax (triton)", "window (flex)", "softmax (triton)", "softmax (flex)"}
+    assert set(found) == set(methods) | added
+    assert found["window (flex)"] == methods["window"]._replace(backend="flex")
+    assert found["window"] == methods["window"]._replace(backend="dense")
+
+
+@pytest.mark.parametrize("name", ["sparsemax", "sigmoid"])
+def test_gradients_are_checked(name, monkeypatch):
+    monkeypatch.setattr(_rows, "vjp", lambda grad, weights, fused, **given: (torch.zeros_like(weights), None))
+    forward, both = checked(name)
+    assert forward.check() < 1e-5
+    if _rows.serves(torch.ones(1)):
+        assert both.check() > 0.01
+
+
+def test_mixing_equals_sdpa():
+    given = [torch.randn(2, 3, 7, ops.HEAD) for _ in range(3)]
+    found = ops.Mixer(ops.Method(), 3, CPU)(*given)
+    torch.testing.assert_close(found, torch.nn.functional.scaled_dot_product_attention(*given), rtol=1e-5, atol=1e-5)
+
+
+def test_a_gradient_for_what_a_mechanism_learns_that_is_wrong_is_found():
+    class Halved(torch.autograd.Function):
+        """Its gradient is."""
+
+        @staticmethod
+        def forward(ctx, raw):
+            return raw.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad / 2
+
+    learned = build_transform("entmax", alpha="learned", heads=3)
+
+    class Wrong(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = learned
+
+        def forward(self, scores):
+            raw = self.inner.raw if native.is_off_here() else Halved.apply(self.inner.raw)
+            return torch.func.functional_call(self.inner, {"raw": raw}, (scores,))
+
+    scores, upstream = torch.randn(SHAPE), torch.randn(SHAPE)
+    assert ops.gradient_off(learned, scores, upstream) < 1e-4
+    assert ops.gradient_off(Wrong(), scores, upstream) == pytest.approx(0.5, abs=1e-3)
+
+
+def test_a_gradient_that_is_no_number_is_found_wherever_it_stands():
+    plain = ops.Mixer(ops.Method(), 2, CPU)
+    given = [torch.randn(1, 2, 6, ops.HEAD) for _ in range(3)]
+    wrong = lambda query, key, value: plain(query, key, value) + (value - value.detach()) * math.nan  # noqa: E731
+    assert ops.slopes_apart(plain, plain, given) < 1e-5
+    assert math.isnan(ops.slopes_apart(wrong, plain, given))

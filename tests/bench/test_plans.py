@@ -1,45 +1,26 @@
-"""What is measured is what it says: mechanisms against their definitions, sentences of the lengths told, exponents."""
+"""What a plan times is what it says: which mechanisms, models and packages, beside what, and how cost grows."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 from types import SimpleNamespace
 from typing import Literal
 
 import pytest
 import torch
 
-from attnbench.attention.catalog import build_transform
 from attnbench.attention.patterns.base import patterns
 from attnbench.attention.patterns.window import WindowSpec
-from attnbench.attention.transforms import _rows
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.transforms.softmax import SoftmaxSpec
 from attnbench.attention.transforms.topk import TopKSpec
 from attnbench.bench import models, ops, plans, scaling, sentences, subjects
 from attnbench.bench.processes import Recipe
-from attnbench.bench.sentences import Load
-from attnbench.bench.subjects import PATTERNS, Subject, transformer
 from attnbench.bench.timer import Case, Timing, Yardstick
-from attnbench.core import native
-from attnbench.train import recorded
 from attnbench.train.runtime import Runtime
 
 CPU = torch.device("cpu")
 SHAPE = (2, 3, 5, 9)
-
-
-def test_transforms_are_checked_before_they_are_timed():
-    cases = list(ops.transform_cases((SHAPE,), CPU, []))
-    names = [case.name for case in cases if case.group.endswith("forward")]
-    timed = [*ops.TRANSFORMS, ops.TRAINED]
-    assert names == [ops.BASELINE, *timed]
-    for case in cases:
-        if case.check is not None:
-            assert case.check() < 1e-5
-        case.run()
-    assert [case.name for case in cases if case.check is not None] == timed * 2
 
 
 def test_backends_stand_side_by_side_on_a_processor(monkeypatch):
@@ -162,243 +143,6 @@ def own_mechanisms(monkeypatch):
 
 def _named(name):
     return Case("a group", name, lambda: None)
-
-
-def checked(name):
-    """Forward, and forward with backward, of a transform."""
-    return [case for case in ops.transform_cases((SHAPE,), CPU, []) if case.name == name and case.check is not None]
-
-
-def test_a_path_that_is_wrong_is_found(monkeypatch):
-    wrong = ops.build_transform("softmax")
-    monkeypatch.setattr(ops, "build_transform", lambda kind, **given: lambda scores: wrong(scores) * _native())
-    (case, _) = checked("softmax")
-    assert case.check() > 0.01
-
-
-def _native():
-    """1 in the definition, 2 out of it."""
-    from attnbench.core import native
-
-    return 1 if native._off.get() else 2
-
-
-def test_attention_of_every_kind_runs_both_ways():
-    cases = list(ops.attention_cases(((1, 2, 12, 12),), CPU, torch.float32, n=4))
-    assert {case.name for case in cases} >= {"SDPA", "softmax", "window, n = 4", "random, n = 4"}
-    for case in cases:
-        assert case.check is None or case.check() < 1e-5
-        assert case.cost() > 0
-        case.run()
-
-
-def test_the_gradients_of_a_gpus_backends_are_checked():
-    pytest.importorskip("triton", reason="Triton is not installed")
-    states = [torch.randn(1, 2, 12, ops.HEAD) for _ in range(3)]
-    function, plain = (
-        ops.Mixer(ops.Method(transform="entmax15", backend="triton"), 2, CPU),
-        ops.Mixer(ops.Method(transform="entmax15"), 2, CPU),
-    )
-    assert ops.slopes_apart(function, plain, states) < 1e-4
-    other = ops.Mixer(ops.Method(transform="sparsemax"), 2, CPU)
-    assert ops.slopes_apart(function, other, states) > 0.01
-
-
-def test_what_a_gpu_has_backends_for(monkeypatch):
-    methods = {
-        "sparsemax": ops.Method(transform="sparsemax"), "sigmoid": ops.Method(transform="sigmoid"),
-        "window": ops.Method(pattern={"kind": "window", "n": 3}), "softmax": ops.Method(),
-        "random": ops.Method(pattern={"kind": "random", "n": 3}),
-    }  # fmt: skip
-    assert set(ops.on_a_gpu(methods, CPU)) == set(methods)  # where no kernels are compiled
-    monkeypatch.setattr(ops, "compiles", lambda device: True)
-    found = ops.on_a_gpu(methods, CPU)
-    added = {"sparsemax (triton)", "window (flex)", "softmax (triton)", "softmax (flex)"}
-    assert set(found) == set(methods) | added
-    assert found["window (flex)"] == methods["window"]._replace(backend="flex")
-    assert found["window"] == methods["window"]._replace(backend="dense")
-
-
-@pytest.mark.parametrize("name", ["sparsemax", "sigmoid"])
-def test_gradients_are_checked(name, monkeypatch):
-    monkeypatch.setattr(_rows, "vjp", lambda grad, weights, fused, **given: (torch.zeros_like(weights), None))
-    forward, both = checked(name)
-    assert forward.check() < 1e-5
-    if _rows.serves(torch.ones(1)):
-        assert both.check() > 0.01
-
-
-def test_mixing_equals_sdpa():
-    given = [torch.randn(2, 3, 7, ops.HEAD) for _ in range(3)]
-    found = ops.Mixer(ops.Method(), 3, CPU)(*given)
-    torch.testing.assert_close(found, torch.nn.functional.scaled_dot_product_attention(*given), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_training_and_decoding_run(precision, monkeypatch):
-    monkeypatch.setattr(sentences, "WORDS", 60)
-    monkeypatch.setattr(sentences, "TOKENS", 200)
-    monkeypatch.setattr(sentences, "STEPS", 4)
-    runtime = Runtime(CPU, precision)
-    training = models.training(transformer("tiny", "topk, k = 8"), 1, runtime)
-    training.run()
-    assert training.cost() > 0
-    assert training.check() < (1e-2 if precision == "bf16" else 1e-5)
-    load = Load(3, 5, 2)
-    assert load.group("tiny") == "tiny, beam 2, 3 x 5"
-    assert Load(3, 5, 1).group("tiny") == "tiny, greedy, 3 x 5"
-    for name in ("softmax", "entmax15", "softmax, int8", *PATTERNS):
-        case = models.decoding(transformer("tiny", name), load, runtime)
-        assert (case.name, case.work) == (name, 12)
-        case.run()
-        assert case.check() < (1e-2 if precision == "bf16" else 1e-5)
-
-
-def test_what_is_searched_in_8_bits_is(monkeypatch):
-    monkeypatch.setattr(sentences, "WORDS", 60)
-    load, runtime = Load(3, 5, 2), Runtime(CPU)
-    names = ("softmax", "softmax, int8")
-    plain, rounded = (models.decoding(transformer("tiny", name), load, runtime).run() for name in names)
-    apart = [abs(plain[row].log_prob / rounded[row].log_prob - 1) for row in plain]
-    assert 1e-5 < max(apart) < 0.1
-
-
-def test_a_few_outputs_may_lie_a_little_further_from_their_definition():
-    assert models._together([3e-3]) == 3e-3
-    assert models._together([0.0] * 62 + [2e-3, 3e-3]) == pytest.approx(3e-4)
-    assert models._together([0.0] * 63 + [0.5]) == pytest.approx(0.05)
-    assert models._together([2e-3] * 64) == pytest.approx(2e-3)
-    assert math.isnan(models._together([1e-7] * 99 + [math.nan]))
-
-
-@pytest.mark.parametrize("factor", [2, -1])
-def test_a_training_that_is_wrong_is_found(factor, monkeypatch):
-    """A gradient of another length, and one of another direction, as long as the right one; the loss is right."""
-    monkeypatch.setattr(sentences, "WORDS", 60)
-    monkeypatch.setattr(sentences, "TOKENS", 200)
-    training = models.training(transformer("tiny", "softmax"), 1, Runtime(CPU))
-    real = recorded.accumulate
-
-    def wrong(task, model, *given):
-        found = real(task, model, *given)
-        for each in model.parameters():
-            each.grad *= factor
-        return found
-
-    monkeypatch.setattr(recorded, "accumulate", wrong)
-    assert training.check() > 0.1
-
-
-def test_a_gradient_that_one_parameter_lacks_is_found(monkeypatch):
-    """However little of the whole it is, as an alpha that is learned."""
-    monkeypatch.setattr(sentences, "WORDS", 60)
-    monkeypatch.setattr(sentences, "TOKENS", 200)
-    training = models.training(transformer("tiny", "entmax, learned alpha"), 1, Runtime(CPU))
-    assert training.check() < 1e-5
-    real, lacking = recorded.accumulate, []
-
-    def wrong(task, model, *given):
-        found = real(task, model, *given)
-        parameters = dict(model.named_parameters())
-        lacking[:] = [name for name in parameters if name.endswith("cross.transform.raw")][:1]
-        parameters[lacking[0]].grad = None
-        return found
-
-    monkeypatch.setattr(recorded, "accumulate", wrong)
-    assert training.check() == pytest.approx(1 / 2)
-    assert lacking
-
-
-def test_a_gradient_for_what_a_mechanism_learns_that_is_wrong_is_found():
-    class Halved(torch.autograd.Function):
-        """Its gradient is."""
-
-        @staticmethod
-        def forward(ctx, raw):
-            return raw.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad / 2
-
-    learned = build_transform("entmax", alpha="learned", heads=3)
-
-    class Wrong(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = learned
-
-        def forward(self, scores):
-            raw = self.inner.raw if native.is_off_here() else Halved.apply(self.inner.raw)
-            return torch.func.functional_call(self.inner, {"raw": raw}, (scores,))
-
-    scores, upstream = torch.randn(SHAPE), torch.randn(SHAPE)
-    assert ops.gradient_off(learned, scores, upstream) < 1e-4
-    assert ops.gradient_off(Wrong(), scores, upstream) == pytest.approx(0.5, abs=1e-3)
-
-
-@pytest.mark.parametrize(("precision", "name"), [("bf16", "softmax"), ("fp32", "softmax, int8")])
-def test_outputs_that_are_worse_than_those_of_the_definition_are_found(precision, name, monkeypatch):
-    """Where many are others, and their scores are what the definition gives them."""
-    monkeypatch.setattr(sentences, "WORDS", 60)
-    monkeypatch.setattr(sentences, "STEPS", 4)
-    monkeypatch.setattr(models, "_off_scores", lambda *given: [0.0])
-    kind = type(models.task())
-    real = kind.decode
-
-    def worse(*given, **more):
-        return {row: best._replace(score=3 * best.score) for row, best in real(*given, **more).items()}
-
-    monkeypatch.setattr(kind, "decode", worse)
-    case = models.decoding(transformer("tiny", name), Load(3, 5, 1), Runtime(CPU, precision))
-    assert case.check() == pytest.approx(2 / 3 / 20, abs=1e-3)
-
-
-@pytest.mark.parametrize(("factor", "wanted"), [(1.0, 0.0), (1.01, math.inf)])
-def test_more_than_a_few_outputs_of_other_scores_are_found(factor, wanted, monkeypatch):
-    """Two outputs whose scores are the same to some digits may be parted by a last one."""
-    monkeypatch.setattr(sentences, "WORDS", 60)
-    monkeypatch.setattr(sentences, "STEPS", 4)
-    kind = type(models.task())
-    real = kind.decode
-
-    def others(*given, **more):
-        found = real(*given, **more)
-        return {
-            row: best._replace(tokens=[each + 1 for each in best.tokens], score=factor * best.score)
-            for row, best in found.items()
-        }
-
-    monkeypatch.setattr(kind, "decode", others)
-    monkeypatch.setattr(models, "_off_scores", lambda plain, batch, found: [0.0] * len(found))
-    assert models.decoding(transformer("tiny", "softmax"), Load(3, 5, 1), Runtime(CPU)).check() == wanted
-
-
-@pytest.mark.parametrize(("precision", "name"), [("fp32", "softmax"), ("bf16", "softmax"), ("fp32", "softmax, int8")])
-@pytest.mark.parametrize("beam", [1, 2])
-def test_a_search_that_is_wrong_is_found(precision, name, beam, monkeypatch):
-    monkeypatch.setattr(sentences, "WORDS", 60)
-    monkeypatch.setattr(sentences, "STEPS", 4)
-    real = Subject.build
-
-    def wrong(subject, device, *, defined=False):
-        model = real(subject, device, defined=defined)
-        with torch.no_grad():
-            for each in model.parameters():
-                each *= 1 if defined else 1.1
-        return model
-
-    monkeypatch.setattr(Subject, "build", wrong)
-    assert models.decoding(transformer("tiny", name), Load(3, 5, beam), Runtime(CPU, precision)).check() > 2e-2
-
-
-def test_outputs_that_are_shorter_than_told_are_found(monkeypatch):
-    monkeypatch.setattr(sentences, "WORDS", 60)
-    monkeypatch.setattr(sentences, "STEPS", 4)
-    case = models.decoding(transformer("tiny", "softmax"), Load(3, 5, 1), Runtime(CPU))
-    assert case.check() < 1e-5
-    monkeypatch.setattr(sentences, "STEPS", 5)  # which the search has not been told
-    assert case.check() == math.inf
 
 
 def test_exponents():
@@ -537,14 +281,6 @@ def test_a_gradient_of_attention_that_is_wrong_is_found():
     plain = ops.Mixer(ops.Method(), 2, CPU)
     given = [torch.randn(1, 2, 12, ops.HEAD) for _ in range(3)]
     assert ops.slopes_apart(lambda query, key, value: plain(query, key, value.detach() * 2 - value), plain, given) > 0.1
-
-
-def test_a_gradient_that_is_no_number_is_found_wherever_it_stands():
-    plain = ops.Mixer(ops.Method(), 2, CPU)
-    given = [torch.randn(1, 2, 6, ops.HEAD) for _ in range(3)]
-    wrong = lambda query, key, value: plain(query, key, value) + (value - value.detach()) * math.nan  # noqa: E731
-    assert ops.slopes_apart(plain, plain, given) < 1e-5
-    assert math.isnan(ops.slopes_apart(wrong, plain, given))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -4,17 +4,12 @@
 
 #include <utility>
 
+#include "../../core/_register.hpp"
 #include "../../core/_shuffle.hpp"
 
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int LANES = 16;
-#elif defined(__AVX2__)
-constexpr int LANES = 8;
-#else
-constexpr int LANES = 4;
-#endif
+constexpr int LANES = REGISTER / sizeof(float);
 
 typedef float Lanes __attribute__((vector_size(LANES * sizeof(float))));
 typedef float Loose __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));

@@ -1,6 +1,6 @@
 """Attention that visits no keys but those around its pattern's: time and memory linear in length.
 
-Where compiled code serves (own.py), the keys of each query are read one by one. Elsewhere, and for blocks and wide
+Where compiled code serves (sampled.py), the keys of each query are read one by one. Elsewhere, and for blocks and wide
 windows, queries are cut into tiles, each of which sees the keys around it; the first positions and what rows draw stand
 beside them. The rule of the pattern then masks what is seen, and any transform makes weights of it: a key that is left
 out has weight 0 in each of them.
@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from attnbench.attention.backends import own
+from attnbench.attention.backends import sampled
 from attnbench.attention.backends._tiles import Cut, around, filled
 from attnbench.attention.patterns.base import Draw, Extent, Layout
 
@@ -77,7 +77,7 @@ def attend(
     if scale is not None:
         query, score = query if scale == 1 else query * scale, _dots
     asked = Asked(query, keys, values, score, scale is not None, valid)
-    if _is_listed(layout) and asked.dots and own.serves(query, keys, values):
+    if _is_listed(layout) and asked.dots and sampled.serves(query, keys, values):
         return _by_lists(asked, layout, weigh, 0 if causal else min(extent.tokens, count))
     groups = _groups(asked, layout)
     weights = weigh(_beside([group.scores for group in groups]), _beside([group.allowed for group in groups]))
@@ -183,11 +183,11 @@ def _drawn(asked: Asked, draw: Draw) -> Group:
 def _by_lists(asked: Asked, layout: Layout, weigh: Weigh, all_seeing: int) -> Float[Tensor, "B H Q E2"]:
     """The contexts where the keys of each query are read one by one. all_seeing: so many of the first see all."""
     keys, there = _listed(asked, layout)
-    scores, of_all = own.compare(asked.query, asked.keys, keys, all_seeing)
+    scores, of_all = sampled.compare(asked.query, asked.keys, keys, all_seeing)
     weights = weigh(scores, there)
     if all_seeing:
         of_all = weigh(of_all, _all_keys(asked))
-    return own.blend(weights, of_all, asked.values, keys).to(asked.values.dtype)
+    return sampled.blend(weights, of_all, asked.values, keys).to(asked.values.dtype)
 
 
 def _listed(asked: Asked, layout: Layout) -> tuple[Int[Tensor, "#B #H Q n"], Bool[Tensor, "#B #H Q n"]]:

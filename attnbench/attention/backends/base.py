@@ -19,9 +19,9 @@ from attnbench.attention.types import Backend, Dims, Role
 
 class Choice(NamedTuple):
     """What full passes of one site go through. since: the fewest positions with which they do; below, it is dense.
-    listed: the same where compiled code reads the keys of each query (own.py). gpu: the kernels that take their place
-    on a GPU. few: a decoding step on a processor is one call of compiled code. picks: such steps read no keys but those
-    of the pattern."""
+    listed: the same where compiled code reads the keys of each query (sampled.py). gpu: the kernels that take their
+    place on a GPU. few: a decoding step on a processor is one call of compiled code. picks: such steps read no keys but
+    those of the pattern."""
 
     backend: Literal["dense", "banded", "flex", "sdpa", "triton"]
     why: str

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnbench.attention.backends import banded, chunked, few, flex, fused, own, picked, sdpa
+from attnbench.attention.backends import banded, chunked, few, flex, fused, picked, sampled, sdpa
 from attnbench.attention.backends.base import choose
 from attnbench.attention.modules._stages import Stages, keys_and_values, precise
 from attnbench.attention.patterns.base import Layout, dense
@@ -141,7 +141,7 @@ class Scored(Stages):
         length, choice = len(positions.k), self.choice
         if choice.backend != "banded" or len(positions.q) != length or length < min(choice.since, choice.listed):
             return None
-        if length < choice.since and not own.serves(queries, keys, memory.values):
+        if length < choice.since and not sampled.serves(queries, keys, memory.values):
             return None
         lengths = self._lengths(memory, positions) if self.pattern.drawn else None
         return self.pattern.layout(self.role, self.layer, lengths=lengths, seed=self._seed)

@@ -131,8 +131,8 @@ template <class F, int P> void scatter(const V<F>* x, typename F::T* out, int64_
 
 // The longest rows that take one lane each: of entmax, whose rounds are dear, so that a row of its own is better searched
 // among the keys that can have a weight, of its gradients, which only those keys have, and of the others.
-constexpr int64_t SHORT_ENTMAX = BYTES == 64 ? 128 : 64, SHORT_BACK = 64;
-constexpr int64_t SHORT = BYTES == 64 ? 192 : 4 * BYTES;
+constexpr int64_t SHORT_ENTMAX = REGISTER == 64 ? 128 : 64, SHORT_BACK = 64;
+constexpr int64_t SHORT = REGISTER == 64 ? 192 : 4 * REGISTER;
 constexpr int64_t SERIAL = 1 << 14;  // numbers up to here are one thread's work
 
 // one number a row, in the lanes of its block

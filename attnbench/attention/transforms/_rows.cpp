@@ -223,4 +223,4 @@ template <class F> struct Back {
 TRANSFORM(float32, Float)
 TRANSFORM(float64, Double)
 
-extern "C" int attnbench_bytes() { return BYTES; }
+extern "C" int attnbench_bytes() { return REGISTER; }

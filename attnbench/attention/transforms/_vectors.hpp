@@ -13,34 +13,26 @@
 #include <immintrin.h>
 #endif
 
+#include "../../core/_register.hpp"
 #include "../../core/_shuffle.hpp"
 
 namespace {
 
-// Bytes of a vector: what one register holds, since g++ takes wider ones apart number by number.
-#if defined(__AVX512F__)
-constexpr int BYTES = 64;
-#elif defined(__AVX2__)
-constexpr int BYTES = 32;
-#else
-constexpr int BYTES = 16;
-#endif
-
 struct Float {
     using T = float;
     using I = int32_t;
-    static constexpr int W = BYTES / sizeof(T);
+    static constexpr int W = REGISTER / sizeof(T);
 };
 struct Double {
     using T = double;
     using I = int64_t;
-    static constexpr int W = BYTES / sizeof(T);
+    static constexpr int W = REGISTER / sizeof(T);
 };
 template <class F> constexpr bool SINGLE = std::is_same_v<F, Float>;
 template <class F> struct Vec {
-    typedef typename F::T V __attribute__((vector_size(BYTES)));
-    typedef typename F::I M __attribute__((vector_size(BYTES)));
-    typedef typename F::T Loose __attribute__((vector_size(BYTES), aligned(sizeof(typename F::T)), may_alias));
+    typedef typename F::T V __attribute__((vector_size(REGISTER)));
+    typedef typename F::I M __attribute__((vector_size(REGISTER)));
+    typedef typename F::T Loose __attribute__((vector_size(REGISTER), aligned(sizeof(typename F::T)), may_alias));
     typedef uint8_t Bytes __attribute__((vector_size(F::W), aligned(1), may_alias));
 };
 template <class F> using V = typename Vec<F>::V;

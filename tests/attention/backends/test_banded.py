@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnbench.attention.backends import banded, own
+from attnbench.attention.backends import banded, sampled
 from attnbench.attention.backends.base import choose, chosen
 from attnbench.attention.modules.multihead import MultiHead
 from attnbench.attention.patterns.base import Extent, Layout, dense, patterns
@@ -240,7 +240,7 @@ def test_a_module_takes_the_path_that_pays_and_tells_weights_by_the_definition(d
     monkeypatch.setattr(banded, "attend", lambda *args, **named: calls.append(1) or plain(*args, **named))
     dims = Dims(heads=HEADS, query_width=8, key_width=8)
     module = MultiHead(site(), "encoder_self", 8, dims, 0.0).to(dtype).eval()
-    listed = own.serves(torch.zeros(1, 1, 1, 1, dtype=dtype))
+    listed = sampled.serves(torch.zeros(1, 1, 1, 1, dtype=dtype))
     since = module.choice.listed if listed else module.choice.since
     for length, taken in ((since - 1, 0), (since, 1)):
         states = draw(2, length, 8, seed=1).to(dtype)

@@ -1,4 +1,4 @@
-"""Products of queries with keys of their own are those of keys that are gathered first."""
+"""Products of queries with the keys that they list are those of keys that are gathered first."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnbench.attention.backends import own
+from attnbench.attention.backends import sampled
 from attnbench.core import native
 
 compiled = pytest.mark.skipif(
-    not own.serves(torch.zeros(1, 1, 1, 1)), reason="there is no C++ compiler, or it is switched off"
+    not sampled.serves(torch.zeros(1, 1, 1, 1)), reason="there is no C++ compiler, or it is switched off"
 )
 
 
@@ -56,7 +56,7 @@ def test_it_equals_gathered_keys(data):
         inputs = [each.transpose(1, 2).contiguous().transpose(1, 2) for each in inputs]
     found = []
     for dtype, compare, blend in (
-        (torch.float32, own.compare, own.blend),
+        (torch.float32, sampled.compare, sampled.blend),
         (torch.float64, plain_compare, plain_blend),
     ):
         given_ = [each.to(dtype).requires_grad_() for each in inputs]
@@ -73,7 +73,7 @@ def test_what_has_no_weight_is_not_read():
     values, listed = torch.full((1, 1, 3, 20), torch.nan), torch.tensor([[[[0, 2], [2, 1]]]])
     values[0, 0, 2] = torch.arange(20.0)
     weights = torch.tensor([[[[0.0, 2.0], [1.0, 0.0]]]])
-    context = own.blend(weights, torch.zeros(1, 1, 0, 3), values, listed)
+    context = sampled.blend(weights, torch.zeros(1, 1, 0, 3), values, listed)
     assert torch.equal(context, torch.stack([values[0, 0, 2] * 2, values[0, 0, 2]])[None, None])
 
 
@@ -82,7 +82,7 @@ def test_what_has_no_weight_is_not_read():
 def test_a_key_that_there_is_not_is_refused(listed):
     states = torch.ones(1, 1, 3, 4)
     with pytest.raises(IndexError, match="beyond the 3 that there are"):
-        own.compare(states, states, torch.full((1, 1, 3, 1), listed))
+        sampled.compare(states, states, torch.full((1, 1, 3, 1), listed))
 
 
 @compiled
@@ -92,21 +92,21 @@ def test_a_key_that_there_is_not_is_refused(listed):
 def test_lists_that_compiled_code_cannot_read_are_refused(listed):
     states = torch.ones(1, 1, 3, 4)
     with pytest.raises(ValueError, match="give int64 on a processor"):
-        own.compare(states, states, listed)
+        sampled.compare(states, states, listed)
 
 
 @compiled
 def test_weights_of_other_lists_are_refused():
     states = torch.ones(1, 1, 3, 4)
     with pytest.raises(ValueError, match="do not fit"):
-        own.blend(torch.ones(1, 1, 3, 2), torch.ones(1, 1, 0, 3), states, torch.zeros(1, 1, 3, 5).long())
+        sampled.blend(torch.ones(1, 1, 3, 2), torch.ones(1, 1, 0, 3), states, torch.zeros(1, 1, 3, 5).long())
 
 
 @compiled
 def test_low_precision_is_brought_to_float32():
     states = torch.randn(1, 2, 5, 16, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
     listed = torch.tensor([[[[0, 1], [1, 2], [2, 3], [3, 4], [4, 0]]]])
-    scores, _ = own.compare(states, states, listed)
+    scores, _ = sampled.compare(states, states, listed)
     assert scores.dtype == torch.float32
     torch.testing.assert_close(scores, plain_compare(states.float(), states.float(), listed, 0)[0])
     assert torch.autograd.grad(scores.sum(), states)[0].dtype == torch.bfloat16
@@ -115,15 +115,15 @@ def test_low_precision_is_brought_to_float32():
 @compiled
 def test_a_second_derivative_is_refused():
     states = torch.ones(1, 1, 3, 4, requires_grad=True)
-    scores, _ = own.compare(states, states, torch.zeros(1, 1, 3, 1, dtype=torch.int64))
+    scores, _ = sampled.compare(states, states, torch.zeros(1, 1, 3, 1, dtype=torch.int64))
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(scores.sum(), states, create_graph=True)
 
 
 def test_it_serves_float32_of_a_processor_where_there_is_a_compiler():
     states = torch.ones(1, 1, 3, 4)
-    assert not own.serves(states.double())
-    assert not own.serves(states.to("meta"))
-    assert not own.serves(states[:, :, :0])
+    assert not sampled.serves(states.double())
+    assert not sampled.serves(states.to("meta"))
+    assert not sampled.serves(states[:, :, :0])
     with native.off():
-        assert not own.serves(states)
+        assert not sampled.serves(states)

@@ -1,4 +1,5 @@
-"""Queries and keys of their own, which a list gives each of them: their products, read where they lie (_own.cpp)."""
+"""Products of queries with those keys alone that a list gives each of them, read where they lie (_sampled.cpp): sampled
+dense-dense ones (SDDMM) for scores, sparse-dense ones (SpMM) for contexts."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from attnbench.attention.backends.few import Sizes, rows_of
 from attnbench.core import native
 from attnbench.core.derivatives import once_differentiable
 
-_SOURCE = Path(__file__).with_name("_own.cpp")
+_SOURCE = Path(__file__).with_name("_sampled.cpp")
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -135,7 +136,7 @@ def _made(what: str, asking: Tensor, held: Tensor, listed: Tensor, of_pairs: Ten
             f"{tuple(held.shape)} and {tuple(of_pairs.shape)}; give int64 on a processor"
         )
     asking, held, lists = _dense(asking), _dense(held), _dense(listed.expand(rows, heads, -1, -1))
-    failed = getattr(native.loaded(_SOURCE), f"attnbench_{what}_own")(
+    failed = getattr(native.loaded(_SOURCE), f"attnbench_{what}_sampled")(
         *map(ctypes.byref, (rows_of(asking), rows_of(held), _Lists(lists.data_ptr(), *lists.stride()[:3]))),
         ctypes.c_int64(count), ctypes.byref(Sizes(rows * heads, heads, queries, held.shape[2], width)),
         native.at(of_pairs), torch.get_num_threads(),

@@ -1,4 +1,4 @@
-// Products of queries with keys of their own, which a list gives each of them, read where they lie.
+// Products of queries with those keys alone that a list gives each of them, read where they lie.
 
 #include <algorithm>
 #include <cstdint>
@@ -23,7 +23,7 @@ struct Row {  // what one head of one batch has
     float *asking, *held;
     int64_t query, position;  // elements from one to the next
     const int64_t* listed;
-    int64_t list;
+    int64_t list;     // elements from the list of one query to that of the next
     float* of_pairs;  // of each query and each of its keys
 };
 
@@ -126,7 +126,7 @@ int each_row(const Rows& asking, const Rows& held, const Lists& lists, int64_t n
 }  // namespace
 
 // scores: rows x queries x n, contiguous.
-extern "C" int attnbench_compare_own(const Rows* query, const Rows* keys, const Lists* lists, int64_t n, const Sizes* s,
+extern "C" int attnbench_compare_sampled(const Rows* query, const Rows* keys, const Lists* lists, int64_t n, const Sizes* s,
                                      float* scores, int threads) {
     return each_row(*query, *keys, *lists, n, *s, scores, threads, [&](const Row& r) {
         fetch(r, s->keys, s->width);
@@ -135,7 +135,7 @@ extern "C" int attnbench_compare_own(const Rows* query, const Rows* keys, const 
 }
 
 // weights: rows x queries x n, contiguous.
-extern "C" int attnbench_blend_own(const Rows* out, const Rows* values, const Lists* lists, int64_t n, const Sizes* s,
+extern "C" int attnbench_blend_sampled(const Rows* out, const Rows* values, const Lists* lists, int64_t n, const Sizes* s,
                                    float* weights, int threads) {
     return each_row(*out, *values, *lists, n, *s, weights, threads, [&](const Row& r) {
         fetch(r, s->keys, s->width);
@@ -144,7 +144,7 @@ extern "C" int attnbench_blend_own(const Rows* out, const Rows* values, const Li
 }
 
 // out: of every key, what each query that lists it gives, times its weight.
-extern "C" int attnbench_spread_own(const Rows* given, const Rows* out, const Lists* lists, int64_t n, const Sizes* s,
+extern "C" int attnbench_spread_sampled(const Rows* given, const Rows* out, const Lists* lists, int64_t n, const Sizes* s,
                                     float* weights, int threads) {
     return each_row(*given, *out, *lists, n, *s, weights, threads,
                     [&](const Row& r) { spread(r, n, s->queries, s->keys, s->width); });
