@@ -14,22 +14,22 @@ constexpr int64_t NEAR = 1 << 17;    // numbers of a head that are fetched befor
 constexpr int PART = 64;             // numbers of a value that are multiplied at once
 
 struct Lists {  // of each query, the keys side by side; so many elements from one batch, head or query to the next
-    const int64_t* keys;
+    const int32_t* keys;
     int64_t batch, head, query;
-    const int64_t* row(int64_t row, int64_t heads) const { return keys + row / heads * batch + row % heads * head; }
+    const int32_t* row(int64_t row, int64_t heads) const { return keys + row / heads * batch + row % heads * head; }
 };
 
 struct Row {  // what one head of one batch has
     float *asking, *held;
     int64_t query, position;  // elements from one to the next
-    const int64_t* listed;
+    const int32_t* listed;
     int64_t list;     // elements from the list of one query to that of the next
     float* of_pairs;  // of each query and each of its keys
 };
 
-bool within(const int64_t* listed, int64_t count, int64_t keys) {
+bool within(const int32_t* listed, int64_t count, int64_t keys) {
     int64_t outside = 0;
-    for (int64_t j = 0; j < count; ++j) outside += uint64_t(listed[j]) >= uint64_t(keys);
+    for (int64_t j = 0; j < count; ++j) outside += listed[j] < 0 || listed[j] >= keys;
     return !outside;
 }
 
@@ -62,7 +62,7 @@ void compare(const Row& r, int64_t n, int64_t queries, int64_t width) {
 }
 
 template <int COUNT>
-void blend_part(const Row& r, const float* weights, const int64_t* listed, int64_t n, int64_t from, float* out) {
+void blend_part(const Row& r, const float* weights, const int32_t* listed, int64_t n, int64_t from, float* out) {
     float sums[COUNT] = {};
     for (int64_t j = 0; j < n; ++j) {
         const float share = weights[j], *value = r.held + listed[j] * r.position + from;
@@ -76,7 +76,7 @@ void blend_part(const Row& r, const float* weights, const int64_t* listed, int64
 // asking = sum over j of weights[j] * value listed[j], of each query
 void blend(const Row& r, int64_t n, int64_t queries, int64_t width) {
     for (int64_t q = 0; q < queries; ++q) {
-        const int64_t* listed = r.listed + q * r.list;
+        const int32_t* listed = r.listed + q * r.list;
         float *out = r.asking + q * r.query, *weights = r.of_pairs + q * n;
         int64_t e = 0;
         for (; e + PART <= width; e += PART) blend_part<PART>(r, weights, listed, n, e, out);
@@ -89,7 +89,7 @@ void blend(const Row& r, int64_t n, int64_t queries, int64_t width) {
 void spread(const Row& r, int64_t n, int64_t queries, int64_t keys, int64_t width) {
     for (int64_t k = 0; k < keys; ++k) std::memset(r.held + k * r.position, 0, width * sizeof(float));
     for (int64_t q = 0; q < queries; ++q) {
-        const int64_t* listed = r.listed + q * r.list;
+        const int32_t* listed = r.listed + q * r.list;
         const float* given = r.asking + q * r.query;
         for (int64_t j = 0; j < n; ++j) {
             const float share = r.of_pairs[q * n + j];
@@ -101,16 +101,17 @@ void spread(const Row& r, int64_t n, int64_t queries, int64_t keys, int64_t widt
     }
 }
 
-// product(row) of every head of every batch; not 0 where a list names a key that is not there. s.keys: of what is held
+// product(row) of every head of every batch; not 0 where a list names a key that is not there. s.keys: of what is held.
+// apart: numbers from the pairs of one row to those of the next.
 template <class Product>
 int each_row(const Rows& asking, const Rows& held, const Lists& lists, int64_t n, const Sizes& s, float* of_pairs,
-             int threads, Product product) {
+             int64_t apart, int threads, Product product) {
     if (s.rows * s.queries * n * s.width <= SERIAL) threads = 1;
     bool failed = false;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
     for (int64_t row = 0; row < s.rows; ++row) {
         const Row r = {asking.row(row, s.heads), held.row(row, s.heads), asking.position, held.position,
-                       lists.row(row, s.heads), lists.query, of_pairs + row * s.queries * n};
+                       lists.row(row, s.heads), lists.query, of_pairs + row * apart};
         bool fits = true;
         for (int64_t q = 0; q < s.queries && fits; ++q) fits = within(r.listed + q * r.list, n, s.keys);
         if (fits) {
@@ -125,19 +126,19 @@ int each_row(const Rows& asking, const Rows& held, const Lists& lists, int64_t n
 
 }  // namespace
 
-// scores: rows x queries x n, contiguous.
+// scores: queries x n, contiguous, and `apart` numbers from one row to the next.
 extern "C" int attnbench_compare_sampled(const Rows* query, const Rows* keys, const Lists* lists, int64_t n, const Sizes* s,
-                                     float* scores, int threads) {
-    return each_row(*query, *keys, *lists, n, *s, scores, threads, [&](const Row& r) {
+                                     float* scores, int64_t apart, int threads) {
+    return each_row(*query, *keys, *lists, n, *s, scores, apart, threads, [&](const Row& r) {
         fetch(r, s->keys, s->width);
         compare(r, n, s->queries, s->width);
     });
 }
 
-// weights: rows x queries x n, contiguous.
+// weights: as the scores of attnbench_compare_sampled.
 extern "C" int attnbench_blend_sampled(const Rows* out, const Rows* values, const Lists* lists, int64_t n, const Sizes* s,
-                                   float* weights, int threads) {
-    return each_row(*out, *values, *lists, n, *s, weights, threads, [&](const Row& r) {
+                                   float* weights, int64_t apart, int threads) {
+    return each_row(*out, *values, *lists, n, *s, weights, apart, threads, [&](const Row& r) {
         fetch(r, s->keys, s->width);
         blend(r, n, s->queries, s->width);
     });
@@ -145,7 +146,7 @@ extern "C" int attnbench_blend_sampled(const Rows* out, const Rows* values, cons
 
 // out: of every key, what each query that lists it gives, times its weight.
 extern "C" int attnbench_spread_sampled(const Rows* given, const Rows* out, const Lists* lists, int64_t n, const Sizes* s,
-                                    float* weights, int threads) {
-    return each_row(*given, *out, *lists, n, *s, weights, threads,
+                                    float* weights, int64_t apart, int threads) {
+    return each_row(*given, *out, *lists, n, *s, weights, apart, threads,
                     [&](const Row& r) { spread(r, n, s->queries, s->keys, s->width); });
 }

@@ -199,13 +199,13 @@ def _listed(asked: Asked, layout: Layout) -> tuple[Int[Tensor, "#B #H Q n"], Boo
     start, end = max(extent.first, 1 - length), min(extent.last, length - 1)
     near, zero = q + torch.arange(start, max(start, end + 1), device=device), q.new_zeros(())
     inside = (near >= extent.tokens) & (near < length)
-    keys = torch.cat([first, near.clamp(0, length - 1)], 1)[None, None]
+    keys = torch.cat([first, near.clamp(0, length - 1)], 1)[None, None].int()
     there = layout.rule(zero, zero, q, keys) & torch.cat([torch.ones_like(first, dtype=torch.bool), inside], 1)
     if asked.valid is not None:
         there = there & asked.valid[:, keys[0]]
     if layout.draw is not None:
         drawn, drawn_there = _keys_of(asked, layout.draw)
-        keys, there = _beside([keys, drawn]), _beside([there, drawn_there])
+        keys, there = _beside([keys, drawn.int()]), _beside([there, drawn_there])
     return keys, there
 
 

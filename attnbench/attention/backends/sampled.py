@@ -66,20 +66,22 @@ class _Compare(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, keys, listed = ctx.saved_tensors
-        grad, of_all = (each.resolve_neg() for each in grads)
+        grad, of_all = (each.resolve_neg().contiguous() for each in grads)
         to_query = to_keys = None
         with torch.autocast("cpu", enabled=False):
             if ctx.needs_input_grad[0]:
                 to_query = _blend(grad, keys, listed)
                 to_query[:, :, : of_all.shape[2]] += of_all @ keys
             if ctx.needs_input_grad[1]:
-                to_keys = _spread(grad, query, listed, of_all, keys)
+                to_keys = _spread(grad, query, listed, keys)
+                _add_of_all(to_keys, of_all, query)
         return to_query, to_keys, None, None
 
 
 class _Blend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weights: Tensor, of_all: Tensor, values: Tensor, listed: Tensor) -> Tensor:
+        weights = weights.contiguous()
         ctx.save_for_backward(weights, of_all, values, listed)
         out = _blend(weights, values, listed)
         with torch.autocast("cpu", enabled=False):
@@ -99,10 +101,8 @@ class _Blend(torch.autograd.Function):
             if ctx.needs_input_grad[1]:
                 to_all = grad[:, :, :first] @ values.mT
             if ctx.needs_input_grad[2]:
-                if first:
-                    weights = weights.clone()
-                    weights[:, :, :first] = 0
-                to_values = _spread(weights, grad, listed, of_all, values)
+                to_values = _spread(*(each[:, :, first:] for each in (weights, grad, listed)), values)
+                _add_of_all(to_values, of_all, grad)
         return to_weights, to_all, to_values, None
 
 
@@ -113,33 +113,39 @@ def _compare(query: Tensor, keys: Tensor, listed: Tensor) -> Float[Tensor, "B H 
 
 def _blend(weights: Tensor, values: Tensor, listed: Tensor) -> Float[Tensor, "B H Q E"]:
     out = weights.new_empty(*weights.shape[:3], values.shape[3])
-    return _made("blend", out, values, listed, weights.contiguous(), out)
+    return _made("blend", out, values, listed, weights, out)
 
 
-def _spread(weights: Tensor, given: Tensor, listed: Tensor, of_all: Tensor, like: Tensor) -> Float[Tensor, "B H K E"]:
-    """What each of the keys that are listed is given, and all of them by the first queries, added up."""
+def _spread(weights: Tensor, given: Tensor, listed: Tensor, like: Tensor) -> Float[Tensor, "B H K E"]:
+    """What each of the keys that are listed is given, added up."""
     out = torch.empty_like(like, memory_format=torch.contiguous_format)
-    _made("spread", given, out, listed, weights.contiguous(), out)
+    return _made("spread", given, out, listed, weights, out)
+
+
+def _add_of_all(
+    out: Float[Tensor, "B H K E"], of_all: Float[Tensor, "B H F K"], given: Float[Tensor, "B H Q E"]
+) -> None:
+    """Add what the first F queries give all keys."""
     if of_all.shape[2]:
         out.flatten(0, 1).baddbmm_(of_all.mT.flatten(0, 1), given[:, :, : of_all.shape[2]].flatten(0, 1))
-    return out
 
 
 def _made(what: str, asking: Tensor, held: Tensor, listed: Tensor, of_pairs: Tensor, made: Tensor) -> Tensor:
-    """asking: a row a query. held: one a key. of_pairs: a number each."""
+    """asking: a row a query. held: one a key. of_pairs: a number each, without gaps but between heads."""
     rows, heads, queries, width = asking.shape
-    readable, count = listed.dtype == torch.int64 and listed.is_cpu, listed.shape[-1]
+    readable, count = listed.dtype == torch.int32 and listed.is_cpu, listed.shape[-1]
     fits = listed.shape[2:] == (queries, count) and of_pairs.shape == (rows, heads, queries, count)
     if not readable or not fits or held.shape != (rows, heads, held.shape[2], width):
         raise ValueError(
             f"lists {tuple(listed.shape)} of {listed.dtype} on {listed.device} do not fit {tuple(asking.shape)}, "
-            f"{tuple(held.shape)} and {tuple(of_pairs.shape)}; give int64 on a processor"
+            f"{tuple(held.shape)} and {tuple(of_pairs.shape)}; give int32 on a processor"
         )
     asking, held, lists = _dense(asking), _dense(held), _dense(listed.expand(rows, heads, -1, -1))
+    apart = of_pairs.stride(1 if heads > 1 else 0)
     failed = getattr(native.loaded(_SOURCE), f"attnbench_{what}_sampled")(
         *map(ctypes.byref, (rows_of(asking), rows_of(held), _Lists(lists.data_ptr(), *lists.stride()[:3]))),
         ctypes.c_int64(count), ctypes.byref(Sizes(rows * heads, heads, queries, held.shape[2], width)),
-        native.at(of_pairs), torch.get_num_threads(),
+        native.at(of_pairs), ctypes.c_int64(apart), torch.get_num_threads(),
     )  # fmt: skip
     if failed:
         raise IndexError(f"keys are listed beyond the {held.shape[2]} that there are")

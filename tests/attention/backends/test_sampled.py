@@ -48,7 +48,7 @@ def test_it_equals_gathered_keys(data):
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
     listed = torch.randint(
         held, (data.draw(st.sampled_from([1, rows])), data.draw(st.sampled_from([1, heads])), queries, n),
-        generator=generator,
+        generator=generator, dtype=torch.int32,
     )  # fmt: skip
     shapes = (rows, heads, queries, width), (rows, heads, held, width), (rows, heads, held, other)
     inputs = [torch.randn(shape, generator=generator) for shape in shapes]
@@ -69,8 +69,25 @@ def test_it_equals_gathered_keys(data):
 
 
 @compiled
+@pytest.mark.parametrize(
+    "lie", [lambda each: each.mT.contiguous().mT, lambda each: each.as_strided((2, 1, 6, 3), (18, 7, 3, 1))]
+)
+def test_weights_may_lie_in_any_order(lie):
+    generator = torch.Generator().manual_seed(0)
+    weights, values = torch.randn(2, 1, 6, 3, generator=generator), torch.randn(2, 1, 6, 5, generator=generator)
+    listed = torch.randint(6, (1, 1, 6, 3), generator=generator, dtype=torch.int32)
+    of_all, found = torch.randn(2, 1, 2, 6, generator=generator), []
+    for given_ in (lie(weights), weights):
+        given_, values = given_.requires_grad_(), values.detach().requires_grad_()
+        context = sampled.blend(given_, of_all, values, listed)
+        found.append([context, *torch.autograd.grad(context.square().sum(), (given_, values))])
+    for ours, wanted in zip(*found, strict=True):
+        assert torch.equal(ours, wanted)
+
+
+@compiled
 def test_what_has_no_weight_is_not_read():
-    values, listed = torch.full((1, 1, 3, 20), torch.nan), torch.tensor([[[[0, 2], [2, 1]]]])
+    values, listed = torch.full((1, 1, 3, 20), torch.nan), torch.tensor([[[[0, 2], [2, 1]]]]).int()
     values[0, 0, 2] = torch.arange(20.0)
     weights = torch.tensor([[[[0.0, 2.0], [1.0, 0.0]]]])
     context = sampled.blend(weights, torch.zeros(1, 1, 0, 3), values, listed)
@@ -82,16 +99,16 @@ def test_what_has_no_weight_is_not_read():
 def test_a_key_that_there_is_not_is_refused(listed):
     states = torch.ones(1, 1, 3, 4)
     with pytest.raises(IndexError, match="beyond the 3 that there are"):
-        sampled.compare(states, states, torch.full((1, 1, 3, 1), listed))
+        sampled.compare(states, states, torch.full((1, 1, 3, 1), listed, dtype=torch.int32))
 
 
 @compiled
 @pytest.mark.parametrize(
-    "listed", [torch.zeros(1, 1, 2, 1).long(), torch.zeros(1, 1, 3, 1).int(), torch.zeros(1, 1, 3, 1).long().to("meta")]
+    "listed", [torch.zeros(1, 1, 2, 1).int(), torch.zeros(1, 1, 3, 1).long(), torch.zeros(1, 1, 3, 1).int().to("meta")]
 )
 def test_lists_that_compiled_code_cannot_read_are_refused(listed):
     states = torch.ones(1, 1, 3, 4)
-    with pytest.raises(ValueError, match="give int64 on a processor"):
+    with pytest.raises(ValueError, match="give int32 on a processor"):
         sampled.compare(states, states, listed)
 
 
@@ -99,13 +116,13 @@ def test_lists_that_compiled_code_cannot_read_are_refused(listed):
 def test_weights_of_other_lists_are_refused():
     states = torch.ones(1, 1, 3, 4)
     with pytest.raises(ValueError, match="do not fit"):
-        sampled.blend(torch.ones(1, 1, 3, 2), torch.ones(1, 1, 0, 3), states, torch.zeros(1, 1, 3, 5).long())
+        sampled.blend(torch.ones(1, 1, 3, 2), torch.ones(1, 1, 0, 3), states, torch.zeros(1, 1, 3, 5).int())
 
 
 @compiled
 def test_low_precision_is_brought_to_float32():
     states = torch.randn(1, 2, 5, 16, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
-    listed = torch.tensor([[[[0, 1], [1, 2], [2, 3], [3, 4], [4, 0]]]])
+    listed = torch.tensor([[[[0, 1], [1, 2], [2, 3], [3, 4], [4, 0]]]]).int()
     scores, _ = sampled.compare(states, states, listed)
     assert scores.dtype == torch.float32
     torch.testing.assert_close(scores, plain_compare(states.float(), states.float(), listed, 0)[0])
@@ -115,7 +132,7 @@ def test_low_precision_is_brought_to_float32():
 @compiled
 def test_a_second_derivative_is_refused():
     states = torch.ones(1, 1, 3, 4, requires_grad=True)
-    scores, _ = sampled.compare(states, states, torch.zeros(1, 1, 3, 1, dtype=torch.int64))
+    scores, _ = sampled.compare(states, states, torch.zeros(1, 1, 3, 1).int())
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(scores.sum(), states, create_graph=True)
 
