@@ -35,6 +35,8 @@ _CORPORA = {
 }
 """What reported.yaml calls a corpus -> our name of it, where that is another one."""
 _OWN = ("parallel", "documents")
+_TO_ONE = "_0to1"
+"""How the metrics end that run to 1 in a paper, where ours run to 100."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,10 @@ class Reported:
 
     @property
     def text(self) -> str:
-        """The number as printed; one that nobody checked against a copy says so."""
+        """The number as printed, or on our scale; one that nobody checked against a copy says so."""
         value = f"{self.value:,}" if isinstance(self.value, int) else str(self.value)
+        if not isinstance(self.value, str) and self.metric.endswith(_TO_ONE):
+            value = f"{100 * self.value:g}"
         if self.source != "recalled":
             return value
         return f"{value} (recalled{f', {self.confidence} confidence' if self.confidence else ''})"
@@ -203,7 +207,8 @@ def _notes(paper: Paper, chosen: Comparison) -> tuple[str, ...]:
     where = chosen.where
     place = ", ".join([*([f"table {where['table']}"] if "table" in where else []), *(
         where[key] for key in ("dataset", "metric", "split") if key in where)])  # fmt: skip
-    notes = [f"paper: {paper.title}{f'; {place}' if place else ''}"]
+    scaled = ", times 100" if where.get("metric", "").endswith(_TO_ONE) else ""
+    notes = [f"paper: {paper.title}{f'; {place}' if place else ''}{scaled}"]
     wanted = list(dict.fromkeys(chosen.systems.values()))
     used = [row for row in paper.rows if getattr(row, chosen.key) in wanted and _meets(row, where)]
     if any(row.source == "recalled" for row in used):

@@ -268,7 +268,7 @@ def test_speeds_and_sizes_of_the_paper_stand_beside_ours(run_folder):
         "label", "valid BLEU", "paper valid BLEU", "valid exact match", "train s/epoch", "paper train s/epoch",
         "best epoch", "paper best epoch", "parameters", "paper parameters",
     ]  # fmt: skip
-    assert [line[2].strip("*") for line in lines] == ["0.03", "0.8392"]
+    assert [line[2].strip("*") for line in lines] == ["3", "83.92"]  # the paper's run to 1
     assert [line[5].strip("*") for line in lines] == ["50", "66"]
     assert [line[7].strip("*\\") for line in lines] == [">500", "6"]
     assert [line[8] for line in lines] == ["30,019,166", "79,127,134"]
@@ -279,6 +279,7 @@ def test_speeds_and_sizes_of_the_paper_stand_beside_ours(run_folder):
         "valid/bleu": 0.03, "train/seconds_per_epoch": 50, "best/epoch": ">500", "params": 30_019_166,
     }  # fmt: skip
     assert any("BLEU runs from 0 to 1" in line for line in render(folder, "md").splitlines())
+    assert any(line.endswith("table 1, BLEU\\_0to1, times 100") for line in render(folder, "md").splitlines())
 
 
 def test_a_row_that_the_map_misspells_is_told(run_folder):
