@@ -69,7 +69,8 @@ def speed(
         str | None,
         typer.Option(
             "--against",
-            help="Timed beside: entmax, torch (models of a spec, too), transformers, ctranslate2, adasplash; always sdpa.",
+            help="Timed beside: entmax, torch (models of a spec, too), transformers, ctranslate2, adasplash; "
+            "sdpa always is.",
         ),
     ] = None,
     compare: Annotated[Path | None, typer.Option("--compare", help="Say which ratios fell since this JSON.")] = None,
