@@ -174,10 +174,10 @@ def _not_products(site: Site) -> str | None:
 def _unfit(site: Site, role: Role) -> str | None:
     """Why the banded path cannot serve a site; None: it can."""
     pattern, transform = site.pattern, site.transform
-    if role == "cross":
-        return "it serves self-attention alone"
     if not pattern.sparse:
         return f"the pattern '{pattern.kind}' leaves no key out"
+    if role == "cross" and not draws_all(pattern):
+        return "over a source it serves what is drawn alone"
     if not site.score.any_rank:
         return f"the score '{site.score.kind}' does not compare tiles"
     if site.bias is not None or site.coverage is not None or site.spends:

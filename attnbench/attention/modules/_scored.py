@@ -139,12 +139,18 @@ class Scored(Stages):
     def _layout(self, queries: Tensor, keys: Tensor, memory: Memory, positions: Positions) -> Layout | None:
         """The pattern's own keys, where a full pass over them pays; None: all scores are made."""
         length, choice = len(positions.k), self.choice
-        if choice.backend != "banded" or len(positions.q) != length or length < min(choice.since, choice.listed):
+        if choice.backend != "banded" or length < min(choice.since, choice.listed) or not self._is_whole(positions):
             return None
         if length < choice.since and not sampled.serves(queries, keys, memory.values):
             return None
         lengths = self._lengths(memory, positions) if self.pattern.drawn else None
         return self.pattern.layout(self.role, self.layer, lengths=lengths, seed=self._seed)
+
+    def _is_whole(self, positions: Positions) -> bool:
+        """Whether the queries stand at the positions from 0 on; over a source not on a GPU, which nobody waits for."""
+        if self.role != "cross":
+            return len(positions.q) == len(positions.k)
+        return positions.q.is_cpu and torch.equal(positions.q, torch.arange(len(positions.q)))
 
     def _banded(
         self, queries: Tensor, keys: Tensor, values: Tensor, memory: Memory, layout: Layout

@@ -205,7 +205,8 @@ def site(pattern="window", transform="softmax", score="scaled_dot", backend="aut
     ("asked", "role", "why"),
     [
         (site("full"), "encoder_self", "leaves no key out"),
-        (site("random"), "cross", "self-attention alone"),
+        (site("full"), "cross", "leaves no key out"),
+        (site("bigbird"), "cross", "what is drawn alone"),
         (site(score="additive"), "encoder_self", "the score 'additive'"),
         (site(transform={"kind": "topk_oow", "n": 4}), "encoder_self", "the scores of all keys"),
         (site("bigbird", {"kind": "topk", "k": 2, "ties": "index"}), "encoder_self", "ties by position"),
@@ -256,6 +257,31 @@ def test_a_module_takes_the_path_that_pays_and_tells_weights_by_the_definition(d
         assert told.weights.shape == (2, HEADS, length, length)
 
 
+@pytest.mark.parametrize("transform", ["softmax", "entmax15", {"kind": "topk", "k": 2}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_drawn_from_a_source_is_looked_up_where_that_pays(dtype, transform, monkeypatch):
+    calls = []
+    plain = banded.attend
+    monkeypatch.setattr(banded, "attend", lambda *args, **named: calls.append(1) or plain(*args, **named))
+    dims = Dims(heads=HEADS, query_width=8, key_width=8)
+    module = MultiHead(site("random", transform), "cross", 8, dims, 0.0).to(dtype).eval()
+    listed = sampled.serves(torch.zeros(1, 1, 1, 1, dtype=dtype))
+    since = module.choice.listed if listed else module.choice.since
+    queries = draw(3, 7, 8, seed=2).to(dtype)
+    for length, first, taken in ((since - 1, 0, 0), (since, 0, 1), (since, 1, 0)):
+        calls.clear()
+        states = draw(3, length, 8, seed=1).to(dtype).requires_grad_()
+        valid = torch.arange(length) < torch.tensor([[length], [3], [0]])  # a source may have fewer keys than are drawn
+        at = Positions(torch.arange(first, first + 7), torch.arange(length))
+        found = []
+        for weights in (False, True):
+            context = module(queries, module.memorize(states, valid), at, need_weights=weights).context
+            found.append([context, *torch.autograd.grad(context.square().sum(), states)])
+        assert len(calls) == taken
+        for ours, wanted in zip(*found, strict=True):
+            torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-10 if dtype == torch.float64 else 1e-6)
+
+
 def test_a_model_says_what_each_site_goes_through():
     dims = Dims(heads=HEADS, query_width=8, key_width=8)
     model = torch.nn.ModuleList(
@@ -263,7 +289,7 @@ def test_a_model_says_what_each_site_goes_through():
     )
     told = chosen(model)
     assert told["encoder_self"].startswith("banded: the pattern 'window', from ")
-    assert told["cross"] == "dense: it serves self-attention alone; on a GPU sdpa"
+    assert told["cross"] == "dense: the pattern 'full' leaves no key out; on a GPU sdpa"
 
 
 @pytest.mark.parametrize("kind", SPARSE)
