@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from attnbench.core.errors import AttnbenchError, SpecError
 from attnbench.core.spec import Spec, unknown
 
 S = TypeVar("S", bound=Spec)
@@ -20,10 +22,29 @@ M = TypeVar("M", bound=Spec)
 
 
 def discover(package: ModuleType) -> None:
-    """Import each module of `package` whose name has no leading underscore, once."""
+    """Import each module of `package` whose name has no leading underscore, once.
+
+    Raises SpecError, with file and line, for one that cannot be imported.
+    """
     for module in pkgutil.iter_modules(package.__path__):
         if not module.name.startswith("_"):
-            importlib.import_module(f"{package.__name__}.{module.name}")
+            name = f"{package.__name__}.{module.name}"
+            try:
+                importlib.import_module(name)
+            except AttnbenchError:
+                raise
+            except Exception as error:
+                raise SpecError(f"{_place(error, name)}: {type(error).__name__}: {error}; mend that file, or remove "
+                                "it") from error  # fmt: skip
+
+
+def _place(error: Exception, module: str) -> str:
+    """Where a module fails: the last line of its package's code that was being run, or that cannot be read."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    family = f"/{module.rsplit('.', 1)[0].replace('.', '/')}/"
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if family in each.filename]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else module
 
 
 class Registry(Generic[S]):
@@ -41,14 +62,18 @@ class Registry(Generic[S]):
         self._filled = False
 
     def register(self, cls: type[M]) -> type[M]:
-        """Class decorator: adds `cls` under the default of its `kind` field. Raises ValueError if the kind is taken."""
+        """Class decorator: adds `cls` under the default of its `kind` field.
+
+        Raises TypeError for a class that is none of this family, ValueError if its kind is taken.
+        """
         member: type[Any] = cls
-        kind = member.model_fields["kind"].default
-        if not isinstance(kind, str) or not issubclass(member, self.base):
+        field = member.model_fields.get("kind") if issubclass(member, self.base) else None
+        kind = None if field is None else field.default
+        if field is None or not isinstance(kind, str) or get_args(field.annotation) != (kind,):
             raise TypeError(f'{cls.__name__} must extend {self.base.__name__} with `kind: Literal["name"] = "name"`')
         taken = self._members.get(kind)
-        if taken is not None and taken.__qualname__ != cls.__qualname__:
-            raise ValueError(f"two {self.noun}s are called '{kind}': {taken.__qualname__} and {cls.__qualname__}")
+        if taken is not None and _called(taken) != _called(cls):
+            raise ValueError(f"two {self.noun}s are called '{kind}': {_called(taken)} and {_called(cls)}")
         self._members[kind] = member
         return cls
 
@@ -87,11 +112,17 @@ class Registry(Generic[S]):
             raise ValueError(f"{article} {self.noun} is a name or a mapping with 'kind', not {type(raw).__name__}")
         if "kind" not in raw:
             raise ValueError(f"{article} {self.noun} needs a 'kind' (known: {', '.join(self.kinds())})")
+        self._fill()  # where a file that cannot be imported is no fault of what is read
         try:
             cls = self.get(str(raw["kind"]))
         except ValueError as error:
             raise PydanticCustomError("unknown_key", "{message}", {"key": "kind", "message": str(error)}) from None
         return cls.model_validate(raw)
+
+
+def _called(cls: type[Any]) -> str:
+    """A module that is loaded anew, as in a notebook, may register its classes again."""
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from attnbench.core.errors import SpecError
 from attnbench.core.registry import Family, Registry
 from attnbench.core.spec import Spec
 
@@ -139,18 +140,44 @@ def test_two_members_cannot_share_a_name_and_a_stranger_is_refused():
     class Stranger(Spec):
         kind: Literal["stranger"] = "stranger"
 
-    for cls in (Nameless, Stranger):
-        with pytest.raises(TypeError, match="must extend Base"):
+    class AnyName(Base):
+        kind: str = "any"
+
+    class NoSpec:
+        pass
+
+    for cls in (Nameless, Stranger, AnyName, NoSpec):
+        with pytest.raises(TypeError, match=f"{cls.__name__} must extend Base with `kind: Literal"):
             family.register(cls)
 
 
-def test_a_member_that_cannot_be_imported_is_told_each_time(family: ModuleType):
+def test_a_copied_file_that_keeps_its_names_is_refused(family: ModuleType):
     package = Path(family.__file__ or "").parent
-    (package / "bad.py").write_text("import no_such_module_anywhere\n")
+    (package / "copied.py").write_text((package / "circle.py").read_text())
     importlib.invalidate_caches()
-    for _ in range(2):
-        with pytest.raises(ModuleNotFoundError, match="no_such_module_anywhere"):
-            family.shapes.kinds()
+    with pytest.raises(
+        SpecError, match=r"two shapes are called 'circle': .*\.circle\.Circle and .*\.copied\.Circle; mend"
+    ):
+        family.shapes.kinds()
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "told"),
+    [
+        ("import no_such_module_anywhere\n", 1, "ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
+        ("\n\ndef broken(:\n", 3, "SyntaxError: "),
+        ("x = 1\nx.missing\n", 2, "AttributeError: "),
+    ],
+)
+def test_a_member_that_cannot_be_imported_is_told_each_time(family: ModuleType, text: str, line: int, told: str):
+    path = Path(family.__file__ or "").parent / "bad.py"
+    path.write_text(text)
+    importlib.invalidate_caches()
+    for ask in (family.shapes.kinds, lambda: family.Box.model_validate({"shape": "circle"})):
+        with pytest.raises(SpecError) as caught:
+            ask()
+        assert str(caught.value).startswith(f"{path}:{line}: {told}")
+        assert str(caught.value).endswith("; mend that file, or remove it")
 
 
 def test_a_family_field_needs_a_member():
