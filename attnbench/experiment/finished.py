@@ -96,7 +96,7 @@ def warn_of_changed_code(results: Iterable[tuple[Cell, Path]]) -> None:
     """Say which results, each in its folder, were made with other code of their mechanisms than is here now."""
     others: dict[str, int] = {}
     for cell, folder in results:
-        now = {**mechanism_files(cell.spec.model), **mechanism_files(cell.spec.search)}
+        now = mechanism_files(cell.spec.model, cell.spec.train, cell.spec.search)
         for name in changed_mechanisms(now, read_result(folder)):
             others[name] = others.get(name, 0) + 1
     for name, count in others.items():

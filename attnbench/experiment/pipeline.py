@@ -131,7 +131,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     at = require_prepared(spec, place.cache)
     data, task = spec.task.open(at), spec.task.bind()
     require_same_data(run.folder, at)
-    mechanisms = mechanism_files(spec.model)
+    mechanisms = mechanism_files(spec.model, spec.train)
     for name in changed_mechanisms(mechanisms, note_start(run.folder, at, mechanisms)):
         listen({"event": f"{name} has changed since this training began, and goes on in it; --fresh begins anew"})
     model = build_model(spec).to(device)

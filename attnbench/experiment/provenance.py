@@ -15,12 +15,12 @@ from attnbench.core.run_files import MECHANISMS
 from attnbench.core.spec import Spec
 
 
-def mechanism_files(spec: Spec) -> dict[str, str]:
-    """Module -> hash of its file, for each member of a family (`kind`) that a model or a search is made of. What that
-    file calls, in others, is not seen."""
+def mechanism_files(*specs: Spec) -> dict[str, str]:
+    """Module -> hash of its file, for each member of a family (`kind`) that a model, a training or a search is made of.
+    What that file calls, in others, is not seen."""
     _remember_loaded()
     found = {}
-    for each in _specs(spec):
+    for each in _specs(specs):
         with suppress(OSError, TypeError):  # a class of a notebook, which no file holds
             path = inspect.getsourcefile(type(each))
             if "kind" in type(each).model_fields and path is not None:

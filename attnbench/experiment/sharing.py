@@ -74,7 +74,7 @@ def _whole(folder: Path, content: str, spec: CellSpec) -> bool:
     try:
         result = json.loads((folder / RESULT).read_bytes())
         ended = result["outcome"]["kind"] != "diverged" and result["data"]["content_sha256"] == content
-        if changed_mechanisms(mechanism_files(spec.model), result):
+        if changed_mechanisms(mechanism_files(spec.model, spec.train), result):
             return False
         return (
             ended and bool(result["weights"]) and set(result["weights"]) <= set(checkpoint_steps(folder / CHECKPOINTS))

@@ -161,7 +161,7 @@ class Encoder(nn.Module):
         self.dropout = Dropout(spec.dropout)
         self.layers = _layers(spec, spec.embedding_width, spec.bidirectional)
         self.between = Dropout(self.layers.dropout)
-        states = 2 if spec.cell is nn.LSTM else 1
+        states = 2 if issubclass(spec.cell, nn.LSTM) else 1
         bridges = states * spec.layers if spec.bidirectional else 0
         self.bridges = nn.ModuleList(nn.Linear(2 * spec.width, spec.width) for _ in range(bridges))
 

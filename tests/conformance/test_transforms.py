@@ -160,6 +160,36 @@ def test_budget_is_kept():
     assert taken
 
 
+def tried(apply: Apply, argument: str, value: Tensor, **others: Tensor) -> Tensor | None:
+    """The weights; None where it refuses the argument, by its name."""
+    try:
+        return apply.transform(some_scores(), valid=None, **{argument: value}, **others)
+    except ValueError as error:
+        if f"'{argument}'" in str(error):
+            return None
+        raise
+
+
+def test_bounds_are_kept_or_refused(apply):
+    """Half of them bind, and leave room for the whole of a row."""
+    upper = torch.where(torch.arange(KEYS) % 2 == 0, 1.5 / KEYS, 1.0).double().expand_as(some_scores())
+    weights = tried(apply, "upper", upper)
+    if weights is None:
+        assert not apply.needs_upper
+        return
+    assert bool((weights <= upper + 1e-12).all())
+    if apply.needs_upper:
+        assert bool((weights[..., ::2] > upper[..., ::2] - 1e-9).any())  # it could have been too much
+
+
+def test_what_is_to_be_kept_is_kept_or_refused(spec, apply):
+    scores = some_scores()
+    keep = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, scores.argmin(-1, keepdim=True), True)
+    weights = tried(apply, "keep", keep, **({"upper": torch.full_like(scores, 2)} if spec.needs_upper else {}))
+    brings_its_own = any(spec.keep(role) is not None for role in spec.roles)
+    assert (weights is not None and bool((weights[keep] > 0).all())) or (weights is None and not brings_its_own)
+
+
 # ---- the table of edge cases ----------------------------------------------------------------------------------------
 
 
