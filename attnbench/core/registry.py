@@ -47,6 +47,16 @@ def _place(error: Exception, module: str) -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else module
 
 
+def unwritten(member: object, method: str) -> SpecError:
+    """To be raised where a member of a family, or its class, lacks what every one has to have."""
+    cls = member if isinstance(member, type) else type(member)
+    return SpecError(f"{_called(cls)} has no `{method}`, which every {_base_of(cls, method)} needs")
+
+
+def _base_of(cls: type[Any], method: str) -> str:
+    return next((each.__name__ for each in cls.__mro__ if method in vars(each)), cls.__name__)
+
+
 class Registry(Generic[S]):
     """`kind` -> Spec class. Members register themselves; the package is imported when the family is first asked for.
 

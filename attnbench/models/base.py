@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from attnbench.attention.history import unfold
 from attnbench.attention.types import Role
-from attnbench.core.registry import Family, Registry
+from attnbench.core.registry import Family, Registry, unwritten
 from attnbench.core.spec import Spec
 from attnbench.core.tree import expand_batch, select_batch
 
@@ -75,7 +75,7 @@ class ModelSpec(Spec):
         """Raise ValueError, where the model cannot be built for such data."""
 
     def build(self, sizes: Sizes) -> Seq2SeqModel:
-        raise NotImplementedError
+        raise unwritten(self, "build")
 
 
 models: Registry[ModelSpec] = Registry("model", ModelSpec, "attnbench.models")

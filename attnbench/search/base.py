@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from attnbench.core.bfloat16 import multiplies_bfloat16
 from attnbench.core.packed import Quantization, packed
-from attnbench.core.registry import Family, Registry
+from attnbench.core.registry import Family, Registry, unwritten
 from attnbench.core.spec import Spec
 from attnbench.models.base import Seq2SeqModel, Source
 
@@ -85,7 +85,7 @@ class SearchSpec(Spec):
         return torch.tensor(room, dtype=torch.int64, device=source.valid.device).clamp(1, most)
 
     def build(self) -> Searcher:
-        raise NotImplementedError
+        raise unwritten(self, "build")
 
 
 searches: Registry[SearchSpec] = Registry("search", SearchSpec, "attnbench.search")

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.core.registry import Family, Registry
+from attnbench.core.registry import Family, Registry, unwritten
 from attnbench.core.spec import Spec
 
 
@@ -20,7 +20,7 @@ class CoveragePenaltySpec(Spec):
 
     def penalty(self, received: Float[Tensor, "n size S"], words: Bool[Tensor, "n S"]) -> Float[Tensor, "n size"]:
         """cp of hypotheses whose steps gave `received` to the source. words: no padding, no EOS."""
-        raise NotImplementedError
+        raise unwritten(self, "penalty")
 
 
 coverage_penalties: Registry[CoveragePenaltySpec] = Registry(

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.core.registry import Family, Registry
+from attnbench.core.registry import Family, Registry, unwritten
 from attnbench.core.spec import Spec
 
 
@@ -23,7 +23,7 @@ class LengthPenaltySpec(Spec):
 
     def divisor(self, length: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
         """lp of each length (1 and more), in float64."""
-        raise NotImplementedError
+        raise unwritten(self, "divisor")
 
 
 length_penalties: Registry[LengthPenaltySpec] = Registry("length penalty", LengthPenaltySpec, "attnbench.search")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, Self, runtime
 
 from torch import Tensor
 
-from attnbench.core.registry import Family, Registry
+from attnbench.core.registry import Family, Registry, unwritten
 from attnbench.core.spec import Spec
 from attnbench.models.base import Sizes
 from attnbench.search.base import Hypothesis, Searcher
@@ -114,10 +114,10 @@ class TaskSpec(Spec):
 
     def model_sizes(self) -> Sizes:
         """What the data fixes about a model; known without the data."""
-        raise NotImplementedError
+        raise unwritten(self, "model_sizes")
 
     def bind(self) -> Task:
-        raise NotImplementedError
+        raise unwritten(self, "bind")
 
     def for_training(self, *, scored: bool) -> Self:
         """The same without what only says how outputs are scored. scored: training looks at scores, too."""
@@ -125,11 +125,11 @@ class TaskSpec(Spec):
 
     def data_path(self, cache: Path) -> Path:
         """Where the prepared data stands or will stand."""
-        raise NotImplementedError
+        raise unwritten(self, "data_path")
 
     def prepared(self, cache: Path) -> Path | None:
         """The folder of the prepared data; None while they are not prepared."""
-        raise NotImplementedError
+        raise unwritten(self, "prepared")
 
     def own_files(self, source: Path | None) -> list[Path]:
         """The user's own files that the data are made from, there or not; none of a corpus that has a home."""
@@ -141,11 +141,11 @@ class TaskSpec(Spec):
 
     def prepare(self, cache: Path, source: Path | None, offline: bool) -> Path:
         """Download, read `source`, or generate; then tokenise. Nothing is done where it was done before."""
-        raise NotImplementedError
+        raise unwritten(self, "prepare")
 
     def open(self, at: Path) -> Any:
         """The data of a prepared folder."""
-        raise NotImplementedError
+        raise unwritten(self, "open")
 
 
 tasks: Registry[TaskSpec] = Registry("task", TaskSpec, "attnbench.tasks")

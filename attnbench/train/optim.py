@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import nn
 
 from attnbench.core.inherit import is_outdated
-from attnbench.core.registry import Family, Registry
+from attnbench.core.registry import Family, Registry, unwritten
 from attnbench.core.spec import Spec
 
 
@@ -22,7 +22,7 @@ class OptimizerSpec(Spec):
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """An optimiser with learning rate 0: the schedule sets it before each step."""
-        raise NotImplementedError
+        raise unwritten(self, "build")
 
 
 class ScheduleSpec(Spec):
@@ -41,7 +41,7 @@ class ScheduleSpec(Spec):
 
     def rate(self, step: int, width: int) -> float:
         """The learning rate of update `step`; width: the model's D, which Noam's rule reads."""
-        raise NotImplementedError
+        raise unwritten(self, "rate")
 
 
 optimizers: Registry[OptimizerSpec] = Registry("optimizer", OptimizerSpec, "attnbench.train")
@@ -206,7 +206,7 @@ class _DecayFields(ScheduleSpec):
 
     def _share(self, left: float) -> float:
         """Of the rate's fall, what is still to come; left: of the updates."""
-        raise NotImplementedError
+        raise unwritten(self, "_share")
 
 
 @schedules.register

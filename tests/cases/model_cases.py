@@ -72,14 +72,17 @@ MEMORY: dict[str, dict[str, Any]] = {
 
 
 def small(model: str) -> list[dict[str, Any]]:
-    """Of a newcomer, one shape: what it is called as elsewhere is little."""
+    """Of a newcomer, one shape, and one that reads both ways where it can: what is called as elsewhere is little."""
+    fields = models.get(model).model_fields
     sizes = {"layers": 1, "width": 8, "embedding": 6, "heads": 2, "ffn": 12, "tie": "decoder"}
-    return SMALL.get(model) or [{key: size for key, size in sizes.items() if key in models.get(model).model_fields}]
+    little = {key: size for key, size in sizes.items() if key in fields}
+    both_ways = [{**little, "bidirectional": True}] if "bidirectional" in fields else []
+    return SMALL.get(model) or [little, *both_ways]
 
 
 def roles(model: str) -> set[Role]:
-    attention: Any = models.get(model).model_fields["attention"].annotation
-    return set(attention.roles)
+    attention: Any = models.get(model).model_fields.get("attention")
+    return set() if attention is None else set(attention.annotation.roles)
 
 
 def fitted(raw: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -88,6 +91,8 @@ def fitted(raw: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 def sites(model: str) -> list[dict[str, Any]]:
+    if not roles(model):
+        return []
     found = []
     for kind in transforms.kinds():
         cls = transforms.get(kind)
@@ -96,6 +101,7 @@ def sites(model: str) -> list[dict[str, Any]]:
             found.append({"transform": kind if filled is None else filled.dump()})
     if models.get(model).sequential:
         found += [*LOOKING_BACK, *({"coverage": kind} for kind in coverages.kinds())]
+        found += [{"coverage": kind, "transform": {"kind": "topk", "k": 2}} for kind in coverages.kinds()]
     return found + EXTRA
 
 
@@ -107,7 +113,7 @@ def at_some_sites(model: str) -> list[dict[Role, dict[str, Any]]]:
         where = roles(model) & cls.roles
         if where and (sequential or not cls.needs_upper):
             found.append({role: {"bias": kind} for role in sorted(where)})
-    for kind in scores.kinds():
+    for kind in scores.kinds() if "cross" in roles(model) else ():
         attention: dict[Role, dict[str, Any]] = {"cross": {"score": kind}}
         try:
             models.parse({"kind": model, **small(model)[0], "attention": attention})
@@ -141,7 +147,7 @@ PLAIN, BOUNDED = [
 ]  # fmt: skip
 WITH_MEMORY = [
     pytest.param({"kind": kind, **small(kind)[0], "attention": {"cross": site}}, id=f"{kind}0-memory-{label}")
-    for kind in models.kinds() for label, site in MEMORY.items()
+    for kind in models.kinds() if "cross" in roles(kind) for label, site in MEMORY.items()
 ]  # fmt: skip
 PATTERNED = [
     pytest.param(
@@ -187,7 +193,7 @@ CASES = [
         )
         for kind in models.kinds()
         for pattern in patterns.kinds()
-        if patterns.get(pattern).from_budget(2, "cross")
+        if "cross" in roles(kind) and patterns.get(pattern).from_budget(2, "cross")
     ),
     *(plain for plain in PLAIN if not str(plain.id).endswith("0")),
 ]
@@ -201,7 +207,9 @@ PRECISION = pytest.mark.parametrize(
 def build(raw: dict[str, Any], dtype: torch.dtype = torch.float64, seed: int = 3) -> Seq2SeqModel:
     torch.manual_seed(seed)
     joint = raw.get("tie") == "all"
-    model = models.parse({"dropout": 0.0, **raw}).build(Sizes(VOCABULARY, VOCABULARY, joint, PAD, max(LENGTHS)))
+    model = models.parse({**fitted(raw, dropout=0.0), **raw}).build(
+        Sizes(VOCABULARY, VOCABULARY, joint, PAD, max(LENGTHS))
+    )
     for parameter in model.parameters():  # norms, biases and alphas that matter, too
         parameter.data += 0.2 * torch.randn_like(parameter)
     return model.to(dtype).eval()

@@ -321,10 +321,10 @@ def test_a_source_without_tokens_is_no_nan(raw):
 def test_one_batch_is_learned_by_heart(raw):
     torch.manual_seed(0)
     width, rate = (16, 0.01) if raw["kind"] == "transformer" else (32, 0.02)  # what each learns fastest with
-    wide = fitted(raw, width=width, ffn=32, embedding=16)
+    wide = fitted(raw, width=width, ffn=32, embedding=16, dropout=0.0)
     if "attention" in raw:
-        wide["layers"] = 1  # other shapes are deeper
-    model = models.parse({"dropout": 0.0, **wide}).build(Sizes(VOCABULARY, VOCABULARY, raw.get("tie") == "all", PAD, 7))
+        wide = fitted(wide, layers=1)  # other shapes are deeper
+    model = models.parse(wide).build(Sizes(VOCABULARY, VOCABULARY, raw.get("tie") == "all", PAD, 7))
     for parameter in model.parameters():  # past the small weights of the beginning, where recurrent layers linger
         parameter.data += 0.2 * torch.randn_like(parameter)
     source, target_in, valid = batch()

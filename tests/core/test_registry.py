@@ -12,7 +12,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from attnbench.core.errors import SpecError
-from attnbench.core.registry import Family, Registry
+from attnbench.core.registry import Family, Registry, unwritten
 from attnbench.core.spec import Spec
 
 FILES = {
@@ -178,6 +178,23 @@ def test_a_member_that_cannot_be_imported_is_told_each_time(family: ModuleType, 
             ask()
         assert str(caught.value).startswith(f"{path}:{line}: {told}")
         assert str(caught.value).endswith("; mend that file, or remove it")
+
+
+def test_a_method_that_nobody_wrote_is_named():
+    class Base(Spec):
+        def build(self) -> int:
+            raise unwritten(self, "build")
+
+        @classmethod
+        def of(cls) -> Base:
+            raise unwritten(cls, "of")
+
+    class Member(Base):
+        pass
+
+    for call, method in ((Member().build, "build"), (Member.of, "of")):
+        with pytest.raises(SpecError, match=rf"Member has no `{method}`, which every Base needs$"):
+            call()
 
 
 def test_a_family_field_needs_a_member():

@@ -166,7 +166,14 @@ def _not_products(site: Site) -> str | None:
     """Why a kernel that multiplies queries and keys itself cannot serve a site."""
     if site.score.build(Dims()).scale is None:
         return f"the score '{site.score.kind}' is not a product of queries and keys"
-    if site.bias is not None or site.coverage is not None or site.spends:
+    return _more_than_scores(site)
+
+
+def _more_than_scores(site: Site) -> str | None:
+    """What weights depend on besides scores and which keys there are."""
+    if site.bias is not None:
+        return f"it adds no bias, and there is '{site.bias.kind}'"
+    if site.coverage is not None or site.spends:
         return "it keeps no history of what was attended"
     return None
 
@@ -180,8 +187,8 @@ def _unfit(site: Site, role: Role) -> str | None:
         return "over a source it serves what is drawn alone"
     if not site.score.any_rank:
         return f"the score '{site.score.kind}' does not compare tiles"
-    if site.bias is not None or site.coverage is not None or site.spends:
-        return "it keeps no history of what was attended"
+    if (fault := _more_than_scores(site)) is not None:
+        return fault
     if transform.keep(role) is not None:
         return f"the transform '{transform.kind}' looks at the scores of all keys"
     if pattern.drawn and transform.ordered:

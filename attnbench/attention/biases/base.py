@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnbench.attention.types import ROLES, Dims, Positions, Role
-from attnbench.core.registry import Family, Registry
+from attnbench.core.registry import Family, Registry, unwritten
 from attnbench.core.spec import Spec
 
 
@@ -31,7 +31,7 @@ class BiasSpec(Spec):
     paper: ClassVar[str] = ""
 
     def build(self, dims: Dims) -> Bias:
-        raise NotImplementedError
+        raise unwritten(self, "build")
 
 
 biases: Registry[BiasSpec] = Registry("bias", BiasSpec, "attnbench.attention.biases")

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnbench.attention.types import Dims
-from attnbench.core.registry import Family, Registry
+from attnbench.core.registry import Family, Registry, unwritten
 from attnbench.core.spec import Spec
 
 
@@ -43,7 +43,7 @@ class CoverageSpec(Spec):
     paper: ClassVar[str] = ""
 
     def build(self, dims: Dims) -> Coverage:
-        raise NotImplementedError
+        raise unwritten(self, "build")
 
 
 coverages: Registry[CoverageSpec] = Registry("coverage", CoverageSpec, "attnbench.attention.coverage")

@@ -12,7 +12,7 @@ from attnbench.attention.site import Site, Stage
 from attnbench.attention.types import AttentionOutput, Dims, History, Memory, Positions, Role
 from attnbench.core.inherit import is_outdated
 from attnbench.core.ragged import Ragged
-from attnbench.core.registry import Family, Registry
+from attnbench.core.registry import Family, Registry, unwritten
 from attnbench.core.spec import Spec
 
 
@@ -122,7 +122,7 @@ class ModuleSpec(Spec):
 
         A module that can stand at `encoder_self` or `decoder_self` is a SelfAttention.
         """
-        raise NotImplementedError
+        raise unwritten(self, "build")
 
 
 modules: Registry[ModuleSpec] = Registry("module", ModuleSpec, "attnbench.attention.modules")

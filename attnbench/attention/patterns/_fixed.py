@@ -16,6 +16,7 @@ from torch import Tensor
 from attnbench.attention.patterns.base import Extent, Layout, PatternSpec, hashable
 from attnbench.attention.types import MOST_POSITIONS, MaskMod, Role
 from attnbench.core.inherit import is_outdated
+from attnbench.core.registry import unwritten
 
 
 class FixedSpec(PatternSpec):
@@ -45,11 +46,11 @@ class FixedSpec(PatternSpec):
 
     def near(self, q: Tensor, k: Tensor, n: int, *, causal: bool) -> Tensor:
         """Elementwise, without causality: whether position q may look at k."""
-        raise NotImplementedError
+        raise unwritten(self, "near")
 
     def extent(self, n: int, *, causal: bool) -> Extent:
         """Where the keys lie that `near` allows."""
-        raise NotImplementedError
+        raise unwritten(self, "extent")
 
     def mask_mod(
         self, role: Role, layer: int = 0, *, lengths: Int[Tensor, "B"] | None = None, seed: int = 0

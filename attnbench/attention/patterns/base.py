@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnbench.attention.types import ROLES, MaskMod, Positions, Role
 from attnbench.core.inherit import is_outdated
-from attnbench.core.registry import Family, Registry
+from attnbench.core.registry import Family, Registry, unwritten
 from attnbench.core.spec import Spec
 
 
@@ -83,7 +83,7 @@ class PatternSpec(Spec):
 
         lengths: keys of each row of the batch. seed: the run's. Only a `drawn` pattern looks at them.
         """
-        raise NotImplementedError
+        raise unwritten(self, "mask_mod")
 
     def layout(
         self, role: Role, layer: int = 0, *, lengths: Int[Tensor, "B"] | None = None, seed: int = 0

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attnbench.attention.types import Dims
 from attnbench.core.inherit import is_outdated
-from attnbench.core.registry import Family, Registry
+from attnbench.core.registry import Family, Registry, unwritten
 from attnbench.core.spec import Spec
 
 
@@ -70,7 +70,7 @@ class ScoreSpec(Spec):
 
     def build(self, dims: Dims) -> Score:
         """A score for queries of width dims.query_width and keys of width dims.key_width, on each of dims.heads."""
-        raise NotImplementedError
+        raise unwritten(self, "build")
 
 
 scores: Registry[ScoreSpec] = Registry("score", ScoreSpec, "attnbench.attention.scores")

@@ -21,7 +21,7 @@ from torch import Tensor
 from attnbench.attention.patterns.base import PatternSpec
 from attnbench.attention.types import ROLES, Dims, Role
 from attnbench.core.inherit import is_outdated
-from attnbench.core.registry import Family, Registry
+from attnbench.core.registry import Family, Registry, unwritten
 from attnbench.core.spec import Spec
 
 
@@ -89,7 +89,7 @@ class TransformSpec(Spec):
         return False
 
     def build(self, dims: Dims) -> ScoreTransform:
-        raise NotImplementedError
+        raise unwritten(self, "build")
 
     def fused(self, built: ScoreTransform) -> Fused | None:
         """What a kernel for whole attention needs to know of what `build` made, but for a `keep` that the site brings;

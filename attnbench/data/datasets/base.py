@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import AfterValidator
 
-from attnbench.core.registry import Family, Registry
+from attnbench.core.registry import Family, Registry, unwritten
 from attnbench.core.spec import Spec
 from attnbench.data.finder import Finder
 from attnbench.data.hub import Hub
@@ -56,7 +56,7 @@ class DatasetSpec(Spec):
     """Pairs of each split after the usual recipe, as published."""
 
     def pair(self) -> Languages:
-        raise NotImplementedError
+        raise unwritten(self, "pair")
 
     @classmethod
     def describe(cls) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class DatasetSpec(Spec):
 
         What is missing is noted by `files`; the caller tells of it. Raises DataError for fields that cannot be met.
         """
-        raise NotImplementedError
+        raise unwritten(self, "sources")
 
 
 def _language_code(code: str) -> str:

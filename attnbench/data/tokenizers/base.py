@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple, Protocol
 
-from attnbench.core.registry import Family, Registry
+from attnbench.core.registry import Family, Registry, unwritten
 from attnbench.core.spec import Spec
 from attnbench.data.special import SPECIALS
 
@@ -51,18 +51,18 @@ class TokenizerSpec(Spec):
 
     def sizes(self) -> VocabularySizes:
         """Exact, so that a model can be sized before any data is seen."""
-        raise NotImplementedError
+        raise unwritten(self, "sizes")
 
     def learn(self, texts: Callable[[], Iterable[str]], rows: int) -> Vocabulary:
         """A vocabulary of `rows` rows from lines of tokenised text, which `texts` begins anew at every call.
 
         Raises DataError if so few rows cannot do.
         """
-        raise NotImplementedError
+        raise unwritten(self, "learn")
 
     def load(self, path: Path, rows: int) -> Vocabulary:
         """What `save` wrote."""
-        raise NotImplementedError
+        raise unwritten(self, "load")
 
 
 tokenizers: Registry[TokenizerSpec] = Registry("tokenizer", TokenizerSpec, "attnbench.data.tokenizers")

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnbench.core.registry import Family, Registry
+from attnbench.core.registry import Family, Registry, unwritten
 from attnbench.core.spec import Spec
 from attnbench.models.base import Sizes, Source
 
@@ -49,7 +49,7 @@ class FertilitySpec(Spec):
     paper: ClassVar[str] = ""
 
     def build(self, sizes: Sizes) -> Fertility:
-        raise NotImplementedError
+        raise unwritten(self, "build")
 
 
 fertilities: Registry[FertilitySpec] = Registry("fertility", FertilitySpec, "attnbench.models.fertility")
