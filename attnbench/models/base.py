@@ -85,7 +85,8 @@ ModelField = Annotated[ModelSpec, Family(lambda: models)]
 class Seq2SeqModel(nn.Module, ABC):
     """Encoder and decoder. State is passed in and returned, never kept on the module.
 
-    Memory and State are trees (core.tree) that only the model looks into.
+    Memory and State are trees (core.tree) that only the model looks into; of a State without the fields `beams` and
+    `received` it has its own `widen` and `received`.
     """
 
     target_vocab: int

@@ -14,6 +14,7 @@ from model_cases import (
     EACH,
     EOS,
     LENGTHS,
+    LOOKING_BACK,
     PAD,
     PLAIN,
     PRECISION,
@@ -28,7 +29,9 @@ from model_cases import (
     roles,
     small,
     tokens,
+    with_fertility,
 )
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from attnbench.attention.biases.base import biases
@@ -42,6 +45,10 @@ from attnbench.core.tree import expand_batch, map_batch, select_batch
 from attnbench.models.base import Sizes, Source, models
 from attnbench.search.base import SpecialIds, searches
 from attnbench.train.state import load_weights, save_weights
+
+
+CONSTANT = ("exhaustion",)
+"""Mechanisms of which a part has no gradient by their definition."""
 
 
 def shapes(tree: Any) -> list[tuple[int, ...]]:
@@ -315,6 +322,43 @@ def test_a_source_without_tokens_is_no_nan(raw):
     found = logits(model, emptied, target_in)
     assert found.isfinite().all()
     close(found[[0, 2]], logits(model, source, target_in)[[0, 2]])
+
+
+@EACH
+def test_gradients_equal_finite_differences(raw):
+    """Of the loss, along one direction that moves every parameter."""
+    if any(f"'{kind}'" in str(raw) for kind in CONSTANT):
+        pytest.skip("some of it is a constant by definition")
+    model, (source, target_in, valid) = build(raw), batch()
+    target_out = torch.cat([target_in[:, 1:], torch.full((len(TARGETS), 1), EOS)], dim=1)
+
+    def loss() -> torch.Tensor:
+        return nn.functional.cross_entropy(logits(model, source, target_in)[valid], target_out[valid])
+
+    generator = torch.Generator().manual_seed(5)
+    ways = [torch.randn(each.shape, generator=generator, dtype=each.dtype) for each in model.parameters()]
+    loss().backward()
+    slopes = ((each.grad, way) for each, way in zip(model.parameters(), ways, strict=True) if each.grad is not None)
+    slope, losses, step = sum(float((grad * way).sum()) for grad, way in slopes), [], 1e-6
+    with torch.no_grad():
+        for moved in (step, -2 * step):
+            for each, way in zip(model.parameters(), ways, strict=True):
+                each += moved * way
+            losses.append(float(loss()))
+    assert slope == pytest.approx((losses[0] - losses[1]) / (2 * step), rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("raw", PLAIN)
+def test_it_says_how_many_logits_there_are(raw):
+    """A search asks."""
+    assert build(raw).target_vocab == VOCABULARY
+
+
+@pytest.mark.parametrize("kind", [kind for kind in models.kinds() if not models.get(kind).sequential])
+def test_what_looks_back_is_refused_where_steps_are_taken_at_once(kind):
+    for site in LOOKING_BACK if "cross" in roles(kind) else ():
+        with pytest.raises(ValidationError):
+            models.parse(with_fertility({"kind": kind, **small(kind)[0], "attention": {"cross": site}}))
 
 
 @EACH
