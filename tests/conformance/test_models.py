@@ -46,7 +46,6 @@ from attnbench.models.base import Sizes, Source, models
 from attnbench.search.base import SpecialIds, searches
 from attnbench.train.state import load_weights, save_weights
 
-
 CONSTANT = ("exhaustion",)
 """Mechanisms of which a part has no gradient by their definition."""
 

@@ -22,7 +22,7 @@ from attnbench.attention.transforms.base import transforms
 from attnbench.attention.types import Dims, Positions
 
 HEADS, WIDTH = 2, 3
-SPARSE = [kind for kind in patterns.kinds() if patterns.get(kind).sparse]
+SPARSE = [kind for kind in patterns.kinds() if patterns.get(kind).sparse and "n" in patterns.get(kind).model_fields]
 TRANSFORMS = [
     "softmax",
     "sigmoid",

@@ -16,7 +16,7 @@ from attnbench.attention.types import Dims, Positions
 from attnbench.core import native
 
 HEADS = 3
-SPARSE = [name for name in patterns.kinds() if name != "full"]
+SPARSE = [name for name in patterns.kinds() if "n" in patterns.get(name).model_fields]
 TRANSFORMS = (
     "softmax", {"kind": "topk", "k": 2}, "sparsemax", {"kind": "entmax", "alpha": "learned"}, "sigmoid",
     {"kind": "topk", "k": 2, "ties": "index"}, {"kind": "topk", "ratio": 0.5},
