@@ -19,6 +19,7 @@ import attnbench
 from attnbench.core.errors import DataError
 from attnbench.core.files import folder_atomic, write_json
 from attnbench.core.lock import NO_LOCKS, making
+from attnbench.core.provenance import changed_members, member_files
 from attnbench.data.build import build
 from attnbench.data.datasets.base import SPLITS, DatasetSpec, datasets
 from attnbench.data.download import matches
@@ -31,6 +32,8 @@ log = logging.getLogger("attnbench")
 _UNREAD = "%s is generated: no file of %s was read"
 
 MANIFEST = "manifest.json"
+CODE = "code"
+"""Of the manifest: the files of the corpus and of the tokenizer that it was made with."""
 SCHEMA_VERSION = 1
 _TOLERANCE = 0.002
 """sacremoses is close to tokenizer.perl, not equal: published counts are met within 0.2%."""
@@ -117,6 +120,7 @@ def _make(recipe: Recipe, path: Path, cache: Path, source: Path | None, offline:
             "expected": dict(dataset.expected),
             "files": {file.name: file_facts(file) for file in sorted(work.iterdir())},
             "tools": _tools(),
+            CODE: member_files(recipe),
         }
         _compare(manifest)
         write_json(work / MANIFEST, manifest)
@@ -136,6 +140,10 @@ def _ready(path: Path, recipe: Recipe, source: Path | None, *, tell: bool = True
             log.warning("%s is not here; what was prepared from files of these names before serves: %s", file, path)
         for file in changed:
             log.warning("%s is not what it was when it was prepared; preparing again", file)
+        serves = not changed and fault is None
+        for name in changed_members(member_files(recipe), manifest.get(CODE, {})) if serves else ():
+            log.warning("%s has changed since this was prepared, and it serves as it is; delete it to have it prepared "
+                        "anew: %s", name, path)  # fmt: skip
     return not changed and fault is None
 
 

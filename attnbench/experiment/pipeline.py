@@ -19,12 +19,13 @@ from attnbench.attention.backends.base import chosen
 from attnbench.core.contention import relieved
 from attnbench.core.errors import AttnbenchError, DataError
 from attnbench.core.files import read_json, read_jsonl, write_json
+from attnbench.core.provenance import member_files
 from attnbench.core.run_files import CHECKPOINTS, LOG, MECHANISMS, REFERENCES
 from attnbench.core.seeding import derive, seed_everything
 from attnbench.data.prepare import read_manifest
 from attnbench.experiment.environment import changed_arithmetic, environment
 from attnbench.experiment.grid import Cell
-from attnbench.experiment.provenance import changed_mechanisms, mechanism_files
+from attnbench.experiment.provenance import changed_mechanisms
 from attnbench.experiment.run import RUN_AGAIN, Run
 from attnbench.experiment.spec import CellSpec
 from attnbench.experiment.timing import time_decoding
@@ -131,7 +132,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     at = require_prepared(spec, place.cache)
     data, task = spec.task.open(at), spec.task.bind()
     require_same_data(run.folder, at)
-    mechanisms = mechanism_files(spec.model, spec.train)
+    mechanisms = member_files(spec.model, spec.train)
     for name in changed_mechanisms(mechanisms, note_start(run.folder, at, mechanisms)):
         listen({"event": f"{name} has changed since this training began, and goes on in it; --fresh begins anew"})
     model = build_model(spec).to(device)
@@ -171,7 +172,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     require_same_data(run.folder, at)  # they may have been prepared anew meanwhile, and be others
     result = _result(cell, outcome, parts, run, at, steps)
     result |= {"commit": attempts[-1]["commit"], "dirty": any(attempt["dirty"] for attempt in attempts)}
-    result[MECHANISMS] = {**trained_with(run.folder), **mechanism_files(spec.search)}
+    result[MECHANISMS] = {**trained_with(run.folder), **member_files(spec.search)}
     result["backends"] = chosen(model)
     result["metrics"]["params"] = _size(model)
     result["shared_seconds"] = cores.seconds

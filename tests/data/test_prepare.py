@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from attnbench.core import provenance
 from attnbench.core.errors import DataError
 from attnbench.core.files import cache_root
 from attnbench.data import prepare as module
@@ -99,6 +100,24 @@ def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
     (path / "mark").touch()
     assert prepare(mine, cache=tmp_path / "cache") == path
     assert (path / "mark").exists()
+
+
+def test_what_other_code_prepared_serves_and_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code of a corpus may have become another one, and a recipe does not say so."""
+    mine = recipe(tmp_path / "text")
+    path = prepare(mine, cache=tmp_path / "cache")
+    assert prepare(mine, cache=tmp_path / "cache") == path
+    assert "has changed" not in caplog.text
+    whole = provenance._hash
+    monkeypatch.setattr(provenance, "_hash", lambda file: "0" * 12 if "/datasets/" in file else whole(file))
+    before = (path / "manifest.json").read_bytes()
+    assert prepare(mine, cache=tmp_path / "cache") == path
+    assert (path / "manifest.json").read_bytes() == before
+    (told,) = [line for line in caplog.messages if "has changed" in line]
+    assert told.startswith("attnbench.data.datasets.")
+    assert str(path) in told
 
 
 def test_changed_files_of_the_user_are_prepared_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from attnbench.core import provenance
+from attnbench.core.provenance import member_files
 from attnbench.core.spec import Spec
-from attnbench.experiment import pipeline, provenance
+from attnbench.experiment import pipeline
 from attnbench.experiment.dry_run import dry_run
-from attnbench.experiment.provenance import changed_mechanisms, mechanism_files
+from attnbench.experiment.provenance import changed_mechanisms
 
 TRANSFORM = "attnbench.attention.transforms.topk"
 
@@ -26,16 +28,17 @@ def edited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_files_of_what_a_cell_is_made_of(bench: Any):
     spec = bench.experiment().cells[0].spec
-    files = mechanism_files(spec.model)
+    files = member_files(spec.model)
     assert {TRANSFORM, "attnbench.models.transformer"} <= set(files)
     assert all(len(hash) == 12 for hash in files.values())
-    assert list(mechanism_files(spec.search)) == ["attnbench.search.greedy"]
+    assert list(member_files(spec.search)) == ["attnbench.search.greedy"]
+    assert set(member_files(spec.train, spec.search)) == {"attnbench.train.optim", "attnbench.search.greedy"}
     for absent in ("sparsemax", "softmax"):  # softmax is what a site has that none is said for
         assert f"attnbench.attention.transforms.{absent}" not in files
 
 
 def test_only_what_is_known_of_both_is_compared(bench: Any):
-    files = mechanism_files(bench.experiment().cells[0].spec.model)
+    files = member_files(bench.experiment().cells[0].spec.model)
     assert changed_mechanisms(files, {}) == changed_mechanisms(files, {"mechanisms": files}) == []
     assert changed_mechanisms(files, {"mechanisms": {**files, TRANSFORM: "0", "gone": "1"}}) == [TRANSFORM]
 
@@ -48,7 +51,7 @@ def test_a_class_that_no_file_holds_is_left_out(monkeypatch: pytest.MonkeyPatch)
         raise OSError("source code not available")
 
     monkeypatch.setattr(provenance.inspect, "getsourcefile", lost)
-    assert mechanism_files(Here()) == {}
+    assert member_files(Here()) == {}
 
 
 def test_a_file_is_remembered_as_it_was_loaded(bench: Any, monkeypatch: pytest.MonkeyPatch):
@@ -57,7 +60,7 @@ def test_a_file_is_remembered_as_it_was_loaded(bench: Any, monkeypatch: pytest.M
 
     seen: list[str] = []
     monkeypatch.setattr(provenance, "_hash", lambda path: seen.append(path) or "0")
-    mechanism_files(bench.experiment().cells[0].spec.search)
+    member_files(bench.experiment().cells[0].spec.search)
     assert any(path.endswith("transforms/sparsemax.py") for path in seen)
 
 
