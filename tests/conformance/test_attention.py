@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from members import filled
 from torch import nn
 
 from attnbench.attention.modules.base import modules
@@ -21,7 +22,7 @@ EXTRA = [{"kind": "entmax", "alpha": "learned"}, {"kind": "topk", "ratio": 0.4}]
 
 
 def specs(role):
-    plain = [transforms.get(kind).from_budget(2, role) or transforms.get(kind)() for kind in transforms.kinds()]
+    plain = [filled(transforms.get(kind), 2, role) for kind in transforms.kinds()]
     return [spec for spec in [*plain, *map(transforms.parse, EXTRA)] if role in spec.roles and not spec.needs_upper]
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from members import filled
 from torch import Tensor, nn
 
 from attnbench.attention.patterns.base import dense
@@ -43,7 +44,7 @@ def _specs() -> list[TransformSpec]:
     for kind in transforms.kinds():
         cls = transforms.get(kind)
         role = sorted(cls.roles)[0]
-        plain.append(cls.from_budget(BUDGET, role) or cls())
+        plain.append(filled(cls, BUDGET, role))
     return plain + [transforms.parse(raw) for raw in VARIANTS]
 
 

@@ -30,6 +30,20 @@ def test_values_by_hand():
     assert found[0].item() == pytest.approx(2 * math.log(0.6))
 
 
+@pytest.mark.parametrize("kind", coverage_penalties.kinds())
+def test_a_penalty_is_never_above_0_and_pays_no_heed_to_what_is_no_word(kind):
+    """Or a beam would end too early."""
+    received = 3 * torch.rand(4, 3, 6, generator=torch.Generator().manual_seed(0))
+    received[0], received[1, 0] = 0, 5
+    words = torch.arange(6) < torch.tensor([[6], [3], [1], [0]])
+    penalty = coverage_penalties.parse(kind).penalty(received, words)
+    assert penalty.shape == (4, 3)
+    assert penalty.isfinite().all()
+    assert (penalty <= 0).all()
+    other = coverage_penalties.parse(kind).penalty(received.masked_fill(~words[:, None], 9.0), words)
+    torch.testing.assert_close(other, penalty)
+
+
 @pytest.mark.parametrize("fields", [{"beta": -0.1}, {"floor": 0.0}, {"floor": 1.5}, {"beta": float("inf")}])
 def test_what_cannot_be_is_refused(fields):
     with pytest.raises(ValidationError):

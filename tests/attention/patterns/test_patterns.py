@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from members import filled
 
 from attnbench.attention.patterns.base import causal, dense, patterns
 from attnbench.attention.types import ROLES, Positions
 
 LENGTH, HEADS = 7, 2
 CASES = [
-    pytest.param(patterns.get(kind).from_budget(3, role) or patterns.get(kind)(), role, id=f"{role}-{kind}")
+    pytest.param(filled(patterns.get(kind), 3, role), role, id=f"{role}-{kind}")
     for role in ROLES
     for kind in patterns.kinds()
     if role in patterns.get(kind).roles
