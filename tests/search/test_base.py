@@ -84,8 +84,26 @@ def test_beam_fields():
         searches.parse({"kind": "beam", "penalty": "avgg"})
 
 
+@pytest.mark.parametrize("kind", searches.kinds())
+@pytest.mark.parametrize("seed", range(3))
+def test_what_a_source_gets_depends_on_it_alone(lab, kind, seed):
+    """And it is told as `Hypothesis` has it: tokens without BOS and EOS, and their probability."""
+    model, lengths = lab.toy(seed, eos=1.0), (5, 0, 9, 3)
+    source, special, search = lab.sources(*lengths, seed=seed), lab.special, searches.parse(kind).build()
+    found = search(model, source, special)
+    assert len(found) == len(lengths)
+    for row, (length, hypotheses) in enumerate(zip(lengths, found, strict=True)):
+        assert hypotheses
+        own = lab.alone(source, row, length)
+        assert search(model, own, special) == [hypotheses]
+        for each in hypotheses:
+            assert not {special.bos, special.eos, special.pad} & set(each.tokens)
+            assert len(each.tokens) + each.finished <= int(search.spec.room(own))
+            assert each.log_prob == pytest.approx(lab.rescore(model, own, each))
+
+
 def test_specs_survive_yaml_and_have_stable_names():
-    assert searches.kinds() == ["beam", "greedy"]
+    assert set(searches.kinds()) >= {"beam", "greedy"}
     spec = searches.parse({"kind": "beam", "size": 4, "penalty": {"kind": "wu", "alpha": 1}, "n_best": 2})
     assert spec.dump() == {
         "kind": "beam",
