@@ -95,6 +95,7 @@ def _make(recipe: Recipe, path: Path, cache: Path, source: Path | None, offline:
         found = dataset.sources(files, temporary)
         if files.missing:
             raise not_found(dataset, files)
+        _require_splits(dataset, found)
         read = _released(found, temporary)
         states = {**_states(read), **states}
         sources = _sources(read)
@@ -124,6 +125,14 @@ def _make(recipe: Recipe, path: Path, cache: Path, source: Path | None, offline:
         }
         _compare(manifest)
         write_json(work / MANIFEST, manifest)
+
+
+def _require_splits(dataset: DatasetSpec, found: Mapping[str, list[Part]]) -> None:
+    if "train" not in found or not set(found) <= set(SPLITS):
+        raise DataError(
+            f"the corpus '{dataset.kind}' has the splits {', '.join(found) or '(none)'}: "
+            f"`{type(dataset).__name__}.sources` has to give train, and may give {' and '.join(SPLITS[1:])}"
+        )
 
 
 def _ready(path: Path, recipe: Recipe, source: Path | None, *, tell: bool = True) -> bool:

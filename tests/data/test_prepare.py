@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from attnbench.data import prepare as module
 from attnbench.data.corpus import Data
 from attnbench.data.datasets import documents
 from attnbench.data.datasets.base import datasets
+from attnbench.data.datasets.parallel import ParallelSpec
 from attnbench.data.prepare import describe_datasets, is_prepared, prepare, prepared_path, read_manifest
 from attnbench.data.recipe import Recipe
 
@@ -100,6 +102,19 @@ def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
     (path / "mark").touch()
     assert prepare(mine, cache=tmp_path / "cache") == path
     assert (path / "mark").exists()
+
+
+@pytest.mark.parametrize(("split", "told"), [("training", "training, valid"), ("valid", "valid:")])
+def test_splits_that_there_are_not_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split, told) -> None:
+    whole = ParallelSpec.sources
+
+    def sources(self: ParallelSpec, *given: Any) -> Any:
+        found = whole(self, *given)
+        return {**({} if split == "valid" else {split: found.pop("train")}), "valid": found.pop("train", [])}
+
+    monkeypatch.setattr(ParallelSpec, "sources", sources)
+    with pytest.raises(DataError, match=rf"'parallel' has the splits {told}.*`ParallelSpec.sources` has to give train"):
+        prepare(recipe(tmp_path / "text"), cache=tmp_path / "cache")
 
 
 def test_what_other_code_prepared_serves_and_is_told(

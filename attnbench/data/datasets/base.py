@@ -107,7 +107,9 @@ class DatasetSpec(Spec):
         return []
 
     def sources(self, files: Finder, work: Path) -> dict[str, list[Part]]:
-        """The files of each split. `work` is a folder for what has to be written first; it is removed afterwards.
+        """The files of each split: `train`, and of `valid` and `test` those that are not held out from it.
+
+        work: a folder for what has to be written first; it is removed afterwards.
 
         What is missing is noted by `files`; the caller tells of it. Raises DataError for fields that cannot be met.
         """
