@@ -77,7 +77,7 @@ class Registry(Generic[S]):
         Raises TypeError for a class that is none of this family, ValueError if its kind is taken.
         """
         member: type[Any] = cls
-        field = member.model_fields.get("kind") if issubclass(member, self.base) else None
+        field = member.model_fields.get("kind") if issubclass(cls, self.base) else None
         kind = None if field is None else field.default
         if field is None or not isinstance(kind, str) or get_args(field.annotation) != (kind,):
             raise TypeError(f'{cls.__name__} must extend {self.base.__name__} with `kind: Literal["name"] = "name"`')

@@ -101,7 +101,7 @@ class _Blend(torch.autograd.Function):
             if ctx.needs_input_grad[1]:
                 to_all = grad[:, :, :first] @ values.mT
             if ctx.needs_input_grad[2]:
-                to_values = _spread(*(each[:, :, first:] for each in (weights, grad, listed)), values)
+                to_values = _spread(weights[:, :, first:], grad[:, :, first:], listed[:, :, first:], values)
                 _add_of_all(to_values, of_all, grad)
         return to_weights, to_all, to_values, None
 
