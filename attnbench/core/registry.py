@@ -77,7 +77,8 @@ class Registry(Generic[S]):
         Raises TypeError for a class that is none of this family, ValueError if its kind is taken.
         """
         member: type[Any] = cls
-        field = member.model_fields.get("kind") if issubclass(cls, self.base) else None
+        belongs = issubclass(cls, self.base)
+        field = member.model_fields.get("kind") if belongs else None
         kind = None if field is None else field.default
         if field is None or not isinstance(kind, str) or get_args(field.annotation) != (kind,):
             raise TypeError(f'{cls.__name__} must extend {self.base.__name__} with `kind: Literal["name"] = "name"`')
