@@ -1,4 +1,4 @@
-"""What `attnbench list` knows: plain data about mechanisms, corpora, models and specs."""
+"""What `attnbench list` knows: plain data about what a spec can name, and about specs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import operator
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnbench.cli import common
+
+if TYPE_CHECKING:
+    from attnbench.core.registry import Registry
 
 Entry = dict[str, Any]
 
@@ -67,6 +70,43 @@ def models() -> list[Entry]:
     ]
 
 
+def searches() -> list[Entry]:
+    """And the penalties of a beam."""
+    from attnbench.search.base import searches as family
+    from attnbench.search.coverage_penalty import coverage_penalties
+    from attnbench.search.length_penalty import length_penalties
+
+    return _members(family, length_penalties, coverage_penalties)
+
+
+def training() -> list[Entry]:
+    """Optimisers and schedules of the learning rate."""
+    from attnbench.train.optim import optimizers, schedules
+
+    return _members(optimizers, schedules)
+
+
+def vocabularies() -> list[Entry]:
+    from attnbench.data.tokenizers.base import tokenizers
+
+    return _members(tokenizers)
+
+
+def _members(*families: Registry[Any]) -> list[Entry]:
+    from attnbench.core.describe import parameters, summary
+
+    return [
+        {
+            "name": name,
+            "kind": family.noun,
+            "description": summary(family.get(name)),
+            "parameters": {key: each._asdict() for key, each in parameters(family.get(name)).items()},
+        }
+        for family in families
+        for name in family.kinds()
+    ]
+
+
 def specs() -> list[Entry]:
     """Packaged specs, and those below experiments/ of the working directory."""
     packaged = Path(__file__).resolve().parent.parent / "specs"
@@ -93,6 +133,9 @@ FAMILIES: dict[str, tuple[Callable[[], list[Entry]], tuple[str, ...]]] = {
     "mechanisms": (mechanisms, ("kind", "name", "parameters", "description", "paper")),
     "datasets": (corpora, ("name", "languages", "pairs", "size", "licence", "description", "from")),
     "models": (models, ("name", "parameters", "description")),
+    "tokenizers": (vocabularies, ("name", "parameters", "description")),
+    "training": (training, ("kind", "name", "parameters", "description")),
+    "searches": (searches, ("kind", "name", "parameters", "description")),
     "specs": (specs, ("name", "description")),
 }
 """Family -> its entries, and the columns of its list."""

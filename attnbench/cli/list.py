@@ -14,7 +14,14 @@ class Family(StrEnum):
     mechanisms = "mechanisms"
     datasets = "datasets"
     models = "models"
+    tokenizers = "tokenizers"
+    training = "training"
+    searches = "searches"
     specs = "specs"
+
+
+_ONE = {"training": "optimizer or schedule", "searches": "search or penalty"}
+"""What one of a family is called, where that is not its name without an s."""
 
 
 def list_(
@@ -22,7 +29,7 @@ def list_(
     name: Annotated[str | None, typer.Argument(help="One of them, in full.", show_default=False)] = None,
     as_json: common.Json = False,
 ) -> None:
-    """List mechanisms, datasets, models or specs; with a name, everything about that one.
+    """List what a spec can name, or specs; with a name, everything about that one.
 
     Example: attnbench list mechanisms topk
     """
@@ -34,7 +41,7 @@ def list_(
     every = entries()
     chosen = every if name is None else [entry for entry in every if entry["name"] == name]
     if not chosen and name is not None:
-        raise SpecError(unknown(family.value.removesuffix("s"), name, [entry["name"] for entry in every]))
+        raise SpecError(unknown(_ONE.get(family.value, family.value[:-1]), name, [entry["name"] for entry in every]))
     if as_json:
         common.emit_json(chosen)
     elif name is None:

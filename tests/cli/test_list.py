@@ -15,8 +15,13 @@ from attnbench.attention.transforms.base import transforms
 from attnbench.cli.list import Family, list_, show_datasets
 from attnbench.core.errors import SpecError
 from attnbench.data.datasets.base import datasets
+from attnbench.data.tokenizers.base import tokenizers
 from attnbench.models.base import models
 from attnbench.models.fertility.base import fertilities
+from attnbench.search.base import searches
+from attnbench.search.coverage_penalty import coverage_penalties
+from attnbench.search.length_penalty import length_penalties
+from attnbench.train.optim import optimizers, schedules
 
 app = typer.Typer()
 app.command()(list_)
@@ -37,6 +42,13 @@ def test_every_registered_member_is_listed():
     assert {each["name"] for each in listed("mechanisms") if each["kind"] == "fertility"} == set(fertilities.kinds())
     assert [each["name"] for each in listed("datasets")] == datasets.kinds()
     assert [each["name"] for each in listed("models")] == models.kinds()
+    assert [each["name"] for each in listed("tokenizers")] == tokenizers.kinds()
+    for kind, family in (("optimizer", optimizers), ("schedule", schedules)):
+        assert [each["name"] for each in listed("training") if each["kind"] == kind] == family.kinds()
+    for kind, family in (
+        ("search", searches), ("length penalty", length_penalties), ("coverage penalty", coverage_penalties)
+    ):  # fmt: skip
+        assert [each["name"] for each in listed("searches") if each["kind"] == kind] == family.kinds()
 
 
 def test_packaged_specs_and_those_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
