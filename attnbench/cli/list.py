@@ -41,7 +41,8 @@ def list_(
     every = entries()
     chosen = every if name is None else [entry for entry in every if entry["name"] == name]
     if not chosen and name is not None:
-        raise SpecError(unknown(_ONE.get(family.value, family.value[:-1]), name, [entry["name"] for entry in every]))
+        noun = _ONE.get(family.value, family.value.removesuffix("s"))
+        raise SpecError(unknown(noun, name, [entry["name"] for entry in every]))
     if as_json:
         common.emit_json(chosen)
     elif name is None:

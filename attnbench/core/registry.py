@@ -7,6 +7,7 @@ import pkgutil
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar, get_args
 
@@ -14,28 +15,32 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from attnbench.core.errors import AttnbenchError, SpecError
+from attnbench.core.errors import AttnbenchError
 from attnbench.core.spec import Spec, unknown
 
 S = TypeVar("S", bound=Spec)
 M = TypeVar("M", bound=Spec)
 
 
+class MemberError(AttnbenchError):
+    """A member of a family is not what it has to be. Exit code 1."""
+
+
 def discover(package: ModuleType) -> None:
     """Import each module of `package` whose name has no leading underscore, once.
 
-    Raises SpecError, with file and line, for one that cannot be imported.
+    Raises MemberError, with file and line, for one that cannot be imported.
     """
     for module in pkgutil.iter_modules(package.__path__):
         if not module.name.startswith("_"):
             name = f"{package.__name__}.{module.name}"
             try:
                 importlib.import_module(name)
-            except AttnbenchError:
+            except MemberError:  # of another family that it asked for, or whose kind is taken
                 raise
             except Exception as error:
-                raise SpecError(f"{_place(error, name)}: {type(error).__name__}: {error}; mend that file, or remove "
-                                "it") from error  # fmt: skip
+                raise MemberError(f"{_place(error, name)}: {type(error).__name__}: {error}; mend that file or what it "
+                                  "imports, or remove it") from error  # fmt: skip
 
 
 def _place(error: Exception, module: str) -> str:
@@ -43,18 +48,20 @@ def _place(error: Exception, module: str) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     family = f"/{module.rsplit('.', 1)[0].replace('.', '/')}/"
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if family in each.filename]
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if family in Path(each.filename).as_posix()]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else module
 
 
-def unwritten(member: object, method: str) -> SpecError:
+def unwritten(member: object, method: str) -> MemberError:
     """To be raised where a member of a family, or its class, lacks what every one has to have."""
     cls = member if isinstance(member, type) else type(member)
-    return SpecError(f"{_called(cls)} has no `{method}`, which every {_base_of(cls, method)} needs")
+    return MemberError(f"{_called(cls)} has no `{method}`, which every {_base_of(cls, method)} needs")
 
 
 def _base_of(cls: type[Any], method: str) -> str:
-    return next((each.__name__ for each in cls.__mro__ if method in vars(each)), cls.__name__)
+    """The public class that has the method without saying what it does."""
+    able = (each.__name__ for each in cls.__mro__ if method in vars(each))
+    return next((name for name in able if not name.startswith("_")), cls.__name__)
 
 
 class Registry(Generic[S]):
@@ -74,7 +81,7 @@ class Registry(Generic[S]):
     def register(self, cls: type[M]) -> type[M]:
         """Class decorator: adds `cls` under the default of its `kind` field.
 
-        Raises TypeError for a class that is none of this family, ValueError if its kind is taken.
+        Raises TypeError for a class that is none of this family, MemberError if its kind is taken.
         """
         member: type[Any] = cls
         belongs = issubclass(cls, self.base)
@@ -84,7 +91,7 @@ class Registry(Generic[S]):
             raise TypeError(f'{cls.__name__} must extend {self.base.__name__} with `kind: Literal["name"] = "name"`')
         taken = self._members.get(kind)
         if taken is not None and _called(taken) != _called(cls):
-            raise ValueError(f"two {self.noun}s are called '{kind}': {_called(taken)} and {_called(cls)}")
+            raise MemberError(f"two {self.noun}s are called '{kind}': {_called(taken)} and {_called(cls)}; rename one")
         self._members[kind] = member
         return cls
 

@@ -64,7 +64,7 @@ def _choose(site: Site, role: Role, dropout: float) -> Choice:
             return Choice("banded", "as asked for", picks=picks)
         layout = site.pattern.layout(role, lengths=torch.ones(1, dtype=torch.int64))
         gpu = "flex" if _unfit_for_flex(site, role, dropout) is None else None
-        why = f"the pattern '{site.pattern.kind}'"
+        why = f"the pattern '{site.pattern.kind}'" + (", on a processor" if role == "cross" else "")
         if layout is None:
             return Choice("banded", why, gpu=gpu, picks=picks)
         dots = site.score.build(Dims()).scale is not None

@@ -147,10 +147,12 @@ class Scored(Stages):
         return self.pattern.layout(self.role, self.layer, lengths=lengths, seed=self._seed)
 
     def _is_whole(self, positions: Positions) -> bool:
-        """Whether the queries stand at the positions from 0 on; over a source not on a GPU, which nobody waits for."""
+        """Whether the queries stand at the positions from 0 on. Over a source only a processor is asked: on a GPU the
+        answer would have to be waited for."""
         if self.role != "cross":
             return len(positions.q) == len(positions.k)
-        return positions.q.is_cpu and torch.equal(positions.q, torch.arange(len(positions.q)))
+        q = positions.q
+        return q.is_cpu and torch.equal(q, torch.arange(len(q), device=q.device))
 
     def _banded(
         self, queries: Tensor, keys: Tensor, values: Tensor, memory: Memory, layout: Layout
