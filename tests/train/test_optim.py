@@ -170,6 +170,17 @@ def test_gradient_descent(momentum: float):
 
 
 @pytest.mark.parametrize("kind", schedules.kinds())
+def test_no_rate_is_below_0(kind):
+    updates = {name: 100 for name, field in schedules.get(kind).model_fields.items() if field.is_required()}
+    schedule = schedules.parse({"kind": kind, **updates})
+    rates = [schedule.rate(step, 512) for step in (*range(1, 200), 5_000, 10**6)]
+    assert all(math.isfinite(rate) and rate >= 0 for rate in rates)
+    ends = schedule.ends()
+    assert max(rates) > 0
+    assert ends is None or not any(rate for step, rate in zip(range(1, 200), rates, strict=False) if step >= ends)
+
+
+@pytest.mark.parametrize("kind", schedules.kinds())
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_a_rate_is_a_number(kind, value):
     field = "scale" if kind == "noam" else "lr"
