@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -110,9 +110,12 @@ class Registry(Generic[S]):
         return sorted(self._members)
 
     def get(self, kind: str) -> type[S]:
-        """The class called `kind`. Raises ValueError that names the nearest one."""
+        """The class called `kind`. Raises ValueError that names the nearest one, or one that was not registered."""
         self._fill()
         if kind not in self._members:
+            for cls in _descendants(self.base):
+                if (field := cls.model_fields.get("kind")) is not None and field.default == kind:
+                    raise ValueError(f"the {self.noun} '{kind}' is not registered: {_called(cls)} lacks the decorator")
             raise ValueError(unknown(self.noun, kind, self.kinds()))
         return self._members[kind]
 
@@ -136,6 +139,12 @@ class Registry(Generic[S]):
         except ValueError as error:
             raise PydanticCustomError("unknown_key", "{message}", {"key": "kind", "message": str(error)}) from None
         return cls.model_validate(raw)
+
+
+def _descendants(cls: type[M]) -> Iterator[type[M]]:
+    for each in cls.__subclasses__():
+        yield each
+        yield from _descendants(each)
 
 
 def _called(cls: type[Any]) -> str:

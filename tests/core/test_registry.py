@@ -98,6 +98,15 @@ def test_an_unknown_kind_names_the_nearest(family: ModuleType):
         family.shapes.parse("circel")
 
 
+def test_a_member_that_was_not_registered_is_named(family: ModuleType):
+    package = Path(family.__file__ or "").parent
+    text = FILES["circle"].replace("circle", "ring").replace("Circle", "Ring").replace("{name}", package.name)
+    (package / "ring.py").write_text(dedent(text.replace("@shapes.register", "")))
+    importlib.invalidate_caches()
+    with pytest.raises(ValueError, match=r"the shape 'ring' is not registered: .*\.ring\.Ring lacks the decorator"):
+        family.shapes.parse("ring")
+
+
 def test_a_field_holds_any_member_with_all_its_fields(family: ModuleType):
     for raw in ("circle", {"kind": "square", "side": 3}):
         box = family.Box.model_validate({"shape": raw})
