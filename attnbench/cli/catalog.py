@@ -57,17 +57,9 @@ def corpora() -> list[Entry]:
 
 
 def models() -> list[Entry]:
-    from attnbench.core.describe import parameters, summary
     from attnbench.models.base import models as family
 
-    return [
-        {
-            "name": kind,
-            "description": summary(family.get(kind)),
-            "parameters": {name: each._asdict() for name, each in parameters(family.get(kind)).items()},
-        }
-        for kind in family.kinds()
-    ]
+    return [_facts(family, name) for name in family.kinds()]
 
 
 def searches() -> list[Entry]:
@@ -76,35 +68,32 @@ def searches() -> list[Entry]:
     from attnbench.search.coverage_penalty import coverage_penalties
     from attnbench.search.length_penalty import length_penalties
 
-    return _members(family, length_penalties, coverage_penalties)
+    return _of_each(family, length_penalties, coverage_penalties)
 
 
 def training() -> list[Entry]:
     """Optimisers and schedules of the learning rate."""
     from attnbench.train.optim import optimizers, schedules
 
-    return _members(optimizers, schedules)
+    return _of_each(optimizers, schedules)
 
 
-def vocabularies() -> list[Entry]:
-    from attnbench.data.tokenizers.base import tokenizers
+def tokenizers() -> list[Entry]:
+    from attnbench.data.tokenizers.base import tokenizers as family
 
-    return _members(tokenizers)
+    return _of_each(family)
 
 
-def _members(*families: Registry[Any]) -> list[Entry]:
+def _of_each(*families: Registry[Any]) -> list[Entry]:
+    named = ((family, name) for family in families for name in family.kinds())
+    return [{"name": name, "kind": family.noun, **_facts(family, name)} for family, name in named]
+
+
+def _facts(family: Registry[Any], name: str) -> Entry:
     from attnbench.core.describe import parameters, summary
 
-    return [
-        {
-            "name": name,
-            "kind": family.noun,
-            "description": summary(family.get(name)),
-            "parameters": {key: each._asdict() for key, each in parameters(family.get(name)).items()},
-        }
-        for family in families
-        for name in family.kinds()
-    ]
+    fields = {key: each._asdict() for key, each in parameters(family.get(name)).items()}
+    return {"name": name, "description": summary(family.get(name)), "parameters": fields}
 
 
 def specs() -> list[Entry]:
@@ -133,7 +122,7 @@ FAMILIES: dict[str, tuple[Callable[[], list[Entry]], tuple[str, ...]]] = {
     "mechanisms": (mechanisms, ("kind", "name", "parameters", "description", "paper")),
     "datasets": (corpora, ("name", "languages", "pairs", "size", "licence", "description", "from")),
     "models": (models, ("name", "parameters", "description")),
-    "tokenizers": (vocabularies, ("name", "parameters", "description")),
+    "tokenizers": (tokenizers, ("name", "parameters", "description")),
     "training": (training, ("kind", "name", "parameters", "description")),
     "searches": (searches, ("kind", "name", "parameters", "description")),
     "specs": (specs, ("name", "description")),

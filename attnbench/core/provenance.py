@@ -26,8 +26,10 @@ def member_files(*specs: Spec) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def changed_members(now: Mapping[str, str], then: Mapping[str, str]) -> list[str]:
-    """Modules whose file was another one then; of those that were not noted nothing is known."""
+def changed_members(now: Mapping[str, str], noted: Mapping[str, str] | None) -> list[str]:
+    """Modules whose file was another one when it was noted; of those that were not, as in older notes, nothing is
+    known."""
+    then = noted or {}
     return [name for name, hash in now.items() if then.get(name, hash) != hash]
 
 

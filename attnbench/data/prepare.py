@@ -150,7 +150,7 @@ def _ready(path: Path, recipe: Recipe, source: Path | None, *, tell: bool = True
         for file in changed:
             log.warning("%s is not what it was when it was prepared; preparing again", file)
         serves = not changed and fault is None
-        for name in changed_members(member_files(recipe), manifest.get(CODE) or {}) if serves else ():
+        for name in changed_members(member_files(recipe), manifest.get(CODE)) if serves else ():
             log.warning("%s: prepared before %s changed, and used as it is; delete that folder to prepare it anew",
                         path, name)  # fmt: skip
     return not changed and fault is None

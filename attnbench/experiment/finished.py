@@ -9,13 +9,12 @@ from pathlib import Path
 
 from attnbench.core.errors import AttnbenchError
 from attnbench.core.files import write_lines
-from attnbench.core.provenance import member_files
-from attnbench.core.run_files import OUTPUTS, cell_folder
+from attnbench.core.provenance import changed_members, member_files
+from attnbench.core.run_files import MECHANISMS, OUTPUTS, cell_folder
 from attnbench.core.version import git_state
 from attnbench.experiment.adopt import adopt, find_done, finished_in, is_same_run
 from attnbench.experiment.grid import Cell, Experiment
 from attnbench.experiment.pipeline import content_sha256
-from attnbench.experiment.provenance import changed_mechanisms
 from attnbench.experiment.run import is_done, read_result
 from attnbench.experiment.settings import Settings
 
@@ -98,7 +97,7 @@ def warn_of_changed_code(results: Iterable[tuple[Cell, Path]]) -> None:
     others: dict[str, int] = {}
     for cell, folder in results:
         now = member_files(cell.spec.model, cell.spec.train, cell.spec.search)
-        for name in changed_mechanisms(now, read_result(folder)):
+        for name in changed_members(now, read_result(folder).get(MECHANISMS)):
             others[name] = others.get(name, 0) + 1
     for name, count in others.items():
         log.warning(

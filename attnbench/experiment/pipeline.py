@@ -19,13 +19,12 @@ from attnbench.attention.backends.base import chosen
 from attnbench.core.contention import relieved
 from attnbench.core.errors import AttnbenchError, DataError
 from attnbench.core.files import read_json, read_jsonl, write_json
-from attnbench.core.provenance import member_files
+from attnbench.core.provenance import changed_members, member_files
 from attnbench.core.run_files import CHECKPOINTS, LOG, MECHANISMS, REFERENCES
 from attnbench.core.seeding import derive, seed_everything
 from attnbench.data.prepare import read_manifest
 from attnbench.experiment.environment import changed_arithmetic, environment
 from attnbench.experiment.grid import Cell
-from attnbench.experiment.provenance import changed_mechanisms
 from attnbench.experiment.run import RUN_AGAIN, Run
 from attnbench.experiment.spec import CellSpec
 from attnbench.experiment.timing import time_decoding
@@ -133,7 +132,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     data, task = spec.task.open(at), spec.task.bind()
     require_same_data(run.folder, at)
     mechanisms = member_files(spec.model, spec.train)
-    for name in changed_mechanisms(mechanisms, note_start(run.folder, at, mechanisms)):
+    for name in changed_members(mechanisms, note_start(run.folder, at, mechanisms).get(MECHANISMS)):
         listen({"event": f"{name} has changed since this training began, and goes on in it; --fresh begins anew"})
     model = build_model(spec).to(device)
     task.check(model, data)

@@ -14,11 +14,10 @@ from pathlib import Path
 from attnbench.core.errors import SpecError
 from attnbench.core.files import folder_atomic, parse_yaml, write_atomic
 from attnbench.core.lock import LockedError, locked
-from attnbench.core.provenance import member_files
-from attnbench.core.run_files import CHECKPOINTS, ENVIRONMENT, LOCK, LOG, RESULT, SPEC
+from attnbench.core.provenance import changed_members, member_files
+from attnbench.core.run_files import CHECKPOINTS, ENVIRONMENT, LOCK, LOG, MECHANISMS, RESULT, SPEC
 from attnbench.experiment.grid import Cell
 from attnbench.experiment.pipeline import content_sha256
-from attnbench.experiment.provenance import changed_mechanisms
 from attnbench.experiment.run import Run
 from attnbench.experiment.spec import CellSpec
 from attnbench.search.beam import BeamSpec
@@ -75,7 +74,7 @@ def _whole(folder: Path, content: str, spec: CellSpec) -> bool:
     try:
         result = json.loads((folder / RESULT).read_bytes())
         ended = result["outcome"]["kind"] != "diverged" and result["data"]["content_sha256"] == content
-        if changed_mechanisms(member_files(spec.model, spec.train), result):
+        if changed_members(member_files(spec.model, spec.train), result.get(MECHANISMS)):
             return False
         return (
             ended and bool(result["weights"]) and set(result["weights"]) <= set(checkpoint_steps(folder / CHECKPOINTS))

@@ -127,8 +127,8 @@ int each_row(const Rows& asking, const Rows& held, const Lists& lists, int64_t n
 }  // namespace
 
 // scores: queries x n, contiguous, and `apart` numbers from one row to the next.
-extern "C" int attnbench_compare_sampled(const Rows* query, const Rows* keys, const Lists* lists, int64_t n, const Sizes* s,
-                                     float* scores, int64_t apart, int threads) {
+extern "C" int attnbench_compare_sampled(const Rows* query, const Rows* keys, const Lists* lists, int64_t n,
+                                         const Sizes* s, float* scores, int64_t apart, int threads) {
     return each_row(*query, *keys, *lists, n, *s, scores, apart, threads, [&](const Row& r) {
         fetch(r, s->keys, s->width);
         compare(r, n, s->queries, s->width);
@@ -136,8 +136,8 @@ extern "C" int attnbench_compare_sampled(const Rows* query, const Rows* keys, co
 }
 
 // weights: as the scores of attnbench_compare_sampled.
-extern "C" int attnbench_blend_sampled(const Rows* out, const Rows* values, const Lists* lists, int64_t n, const Sizes* s,
-                                   float* weights, int64_t apart, int threads) {
+extern "C" int attnbench_blend_sampled(const Rows* out, const Rows* values, const Lists* lists, int64_t n,
+                                       const Sizes* s, float* weights, int64_t apart, int threads) {
     return each_row(*out, *values, *lists, n, *s, weights, apart, threads, [&](const Row& r) {
         fetch(r, s->keys, s->width);
         blend(r, n, s->queries, s->width);
@@ -145,8 +145,8 @@ extern "C" int attnbench_blend_sampled(const Rows* out, const Rows* values, cons
 }
 
 // out: of every key, what each query that lists it gives, times its weight.
-extern "C" int attnbench_spread_sampled(const Rows* given, const Rows* out, const Lists* lists, int64_t n, const Sizes* s,
-                                    float* weights, int64_t apart, int threads) {
+extern "C" int attnbench_spread_sampled(const Rows* given, const Rows* out, const Lists* lists, int64_t n,
+                                        const Sizes* s, float* weights, int64_t apart, int threads) {
     return each_row(*given, *out, *lists, n, *s, weights, apart, threads,
                     [&](const Row& r) { spread(r, n, s->queries, s->keys, s->width); });
 }

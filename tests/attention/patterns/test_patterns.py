@@ -72,14 +72,15 @@ def test_full_restricts_nothing_and_takes_no_budget():
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 8, 16])
-@pytest.mark.parametrize(("pattern", "role"), CASES)
+@pytest.mark.parametrize(
+    ("pattern", "role"), [case for case in CASES if type(case.values[0]).from_budget(3, case.values[1])]
+)
 def test_an_ordinary_row_has_as_many_keys_as_its_budget(pattern, role, n):
     """None has more; rows at either end, and those of a block that look back alone, have fewer."""
-    pattern, length = type(pattern).from_budget(n, role), 100
-    if pattern is not None:
-        rule = pattern.mask_mod(role, lengths=torch.tensor([length]))
-        kept = dense(rule, arange(length, length), HEADS).sum(-1)
-        assert bool((kept[:, :, 40:60].amax(-1) == n).all())
+    length = 100
+    rule = type(pattern).from_budget(n, role).mask_mod(role, lengths=torch.tensor([length]))
+    kept = dense(rule, arange(length, length), HEADS).sum(-1)
+    assert bool((kept[:, :, 40:60].amax(-1) == n).all())
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8])

@@ -1,4 +1,4 @@
-"""Results know the files of the mechanisms that they were made with."""
+"""Results know the files that they were made with, and say when those have changed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 
 from attnbench.core import provenance
-from attnbench.core.provenance import member_files
-from attnbench.core.spec import Spec
 from attnbench.experiment import pipeline
 from attnbench.experiment.dry_run import dry_run
-from attnbench.experiment.provenance import changed_mechanisms
 
 TRANSFORM = "attnbench.attention.transforms.topk"
 
@@ -24,44 +21,6 @@ def edited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         provenance, "_hash", lambda path: "0" * 12 if path.endswith("transforms/topk.py") else whole(path)
     )
-
-
-def test_the_files_of_what_a_cell_is_made_of(bench: Any):
-    spec = bench.experiment().cells[0].spec
-    files = member_files(spec.model)
-    assert {TRANSFORM, "attnbench.models.transformer"} <= set(files)
-    assert all(len(hash) == 12 for hash in files.values())
-    assert list(member_files(spec.search)) == ["attnbench.search.greedy"]
-    assert set(member_files(spec.train, spec.search)) == {"attnbench.train.optim", "attnbench.search.greedy"}
-    for absent in ("sparsemax", "softmax"):  # softmax is what a site has that none is said for
-        assert f"attnbench.attention.transforms.{absent}" not in files
-
-
-def test_only_what_is_known_of_both_is_compared(bench: Any):
-    files = member_files(bench.experiment().cells[0].spec.model)
-    assert changed_mechanisms(files, {}) == changed_mechanisms(files, {"mechanisms": files}) == []
-    assert changed_mechanisms(files, {"mechanisms": {**files, TRANSFORM: "0", "gone": "1"}}) == [TRANSFORM]
-
-
-def test_a_class_that_no_file_holds_is_left_out(monkeypatch: pytest.MonkeyPatch):
-    class Here(Spec):
-        kind: str = "here"
-
-    def lost(cls: type) -> str:
-        raise OSError("source code not available")
-
-    monkeypatch.setattr(provenance.inspect, "getsourcefile", lost)
-    assert member_files(Here()) == {}
-
-
-def test_a_file_is_remembered_as_it_was_loaded(bench: Any, monkeypatch: pytest.MonkeyPatch):
-    """Somebody edits it while another cell is trained."""
-    import attnbench.attention.transforms.sparsemax  # noqa: F401
-
-    seen: list[str] = []
-    monkeypatch.setattr(provenance, "_hash", lambda path: seen.append(path) or "0")
-    member_files(bench.experiment().cells[0].spec.search)
-    assert any(path.endswith("transforms/sparsemax.py") for path in seen)
 
 
 def test_done_cells_of_other_code_are_told(bench: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch):
