@@ -111,8 +111,6 @@ def test_a_path_that_is_wrong_is_found(monkeypatch):
 
 def _native():
     """1 in the definition, 2 out of it."""
-    from attnbench.core import native
-
     return 1 if native._off.get() else 2
 
 
