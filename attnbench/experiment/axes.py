@@ -135,9 +135,11 @@ def _freed(document: Document) -> Document:
             given = site.get(part)
             if not isinstance(given, Mapping):
                 continue
+            whole = {**default, **site}
+            if not _is_valid(sites, whole):  # told at its own place when the cells are made
+                continue
             for field in [field for field in given if field != "kind"]:
                 rest = {key: value for key, value in given.items() if key != field}
-                whole = {**default, **site}
                 if not any(sites.takes_budget(whole, role) for role in roles) and all(
                     sites.takes_budget({**whole, part: rest}, role) for role in roles
                 ):
@@ -146,6 +148,15 @@ def _freed(document: Document) -> Document:
                     path = (*_SITES.split("."), name, part, field)
                     return _freed(document.laid_over(raw, path, None))
     return document
+
+
+def _is_valid(sites: type[Sites], raw: Mapping[str, Any]) -> bool:
+    """Whether a site written like this can be one, budget or no budget."""
+    try:
+        sites.site_class.model_validate(raw)
+    except ValueError:
+        return False
+    return True
 
 
 def _with_topk(document: Document) -> Document:

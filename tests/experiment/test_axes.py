@@ -93,6 +93,11 @@ def test_nothing_to_sweep_is_told(bench: Any):
         swept(bench, attention("{default: {transform: sparsemax}}"))
 
 
+def test_a_number_that_cannot_be_is_told_and_not_replaced(bench: Any):
+    with pytest.raises(SpecError, match=r"spec\.yaml:\d+: model\.attention\.cross\.transform\.k: .*given: -1"):
+        swept(bench, attention("{cross: {transform: {kind: topk, k: -1}}}"))
+
+
 @pytest.mark.parametrize("text", [
     "model: [transformer]\n", "model: {kind: transformer, attention: [topk]}\n",
     "model: {kind: transformer, attention: {default: [sparsemax]}}\n",
