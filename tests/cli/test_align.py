@@ -74,14 +74,16 @@ def test_case_is_ignored_where_asked(invoke):
 
 def test_empty_files_and_empty_lines(invoke):
     Path("a").write_text("")
-    assert invoke("align", "a", "a").stdout == ""
-    assert json.loads(invoke("align", "a", "a", "--gold", "a", "--json").stdout) == {
-        "pairs": 0, "links": 0, "aer": None, "precision": None, "recall": None, "alignments": [],
-    }  # fmt: skip
-    assert invoke("align", "a", "a", "--gold", "a").stdout == "aer -\nprecision -\nrecall -\n"
     Path("b").write_text("x\n\ny z\n")
     Path("c").write_text("\nq\nr s\n")
     assert invoke("align", "b", "c").stdout == "\n\n0-0 1-1\n"
+    empty = ("align", "a", "a", "--train", "b", "c")
+    assert invoke(*empty).stdout == ""
+    assert json.loads(invoke(*empty, "--gold", "a", "--json").stdout) == {
+        "pairs": 0, "links": 0, "aer": None, "precision": None, "recall": None, "alignments": [],
+    }  # fmt: skip
+    assert invoke(*empty, "--gold", "a").stdout == "aer -\nprecision -\nrecall -\n"
+    assert "nothing can be learned" in invoke("align", "a", "a", code=4).stderr
 
 
 @pytest.mark.parametrize(("arguments", "code", "message"), [

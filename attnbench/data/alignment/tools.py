@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from attnbench.core.errors import SpecError
+from attnbench.core.errors import DataError, SpecError
 from attnbench.core.spec import unknown
 from attnbench.data.alignment.links import Links
 from attnbench.data.alignment.symmetrize import METHODS, Method
@@ -50,9 +50,13 @@ def align_text(
 
     train: what to learn from in place of `text`; eflomal, which keeps nothing between texts, takes it along with it.
     save, load: a file that keeps what was learned, see Aligner.
-    Raises SpecError for options that exclude each other, DataError for a file that is no aligner, and
-    MissingExtraError if eflomal is asked for and absent.
+    Raises SpecError for options that exclude each other, DataError for a file that is no aligner or lines to learn from
+    that pair no words, and MissingExtraError if eflomal is asked for and absent.
     """
+    taught = train or text
+    if not load and not any(source.split() and target.split() for source, target in zip(*taught, strict=True)):
+        where = "--train" if train else "the text"
+        raise DataError(f"{where}: no line has words on both sides; nothing can be learned")
     if tool == "eflomal":
         if save or load:
             raise SpecError(f"{'--save' if save else '--load'}: eflomal keeps nothing; leave it out, or use ibm2")

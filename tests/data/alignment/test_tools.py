@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,20 @@ def test_options_that_exclude_each_other_are_named(tmp_path: Path):
         align_text(TEXT, tool="eflomal", save=kept)
     with pytest.raises(SpecError, match="--load: eflomal keeps nothing"):
         align_text(TEXT, tool="eflomal", load=kept)
+
+
+@pytest.mark.parametrize("pairless", [Sides([], []), Sides(["a", " ", ""], ["", "x", ""])])
+@pytest.mark.parametrize("tool", ["ibm2", "eflomal"])
+def test_text_without_word_pairs_teaches_nothing(pairless: Sides, tool: Any):
+    with pytest.raises(DataError, match=r"^the text: no line has words on both sides"):
+        align_text(pairless, tool=tool)
+    with pytest.raises(DataError, match=r"^--train: no line has words on both sides"):
+        align_text(TEXT, tool=tool, train=pairless)
+
+
+def test_text_without_words_can_be_linked_by_what_was_learned(tmp_path: Path):
+    align_text(TEXT, save=tmp_path / "kept")
+    assert align_text(Sides(["", "a"], ["x", ""]), load=tmp_path / "kept") == [[], []]
 
 
 def test_eflomal_is_asked_for_and_absent(monkeypatch: pytest.MonkeyPatch):
