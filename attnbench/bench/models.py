@@ -54,13 +54,13 @@ def training(subject: Subject, count: int, runtime: Runtime) -> Case:
             optimizer.zero_grad(set_to_none=True)
 
     recording = records(runtime)
-    gradients_of = accumulator(bound, model, how.smoothing, runtime, _pool() if recording else None)
+    gradients_of = accumulator(bound, model, how.smoothing, runtime, pool=_pool() if recording else None)
 
     def check() -> float:
         """How far such a model lies from torch operations in float32, without dropout (_apart); in half precision, how
         much farther than those do in it: there a last digit decides which keys have a weight."""
         made, defined = (subject.build(runtime.device, defined=each, dropout=False) for each in (False, True))
-        own = accumulator(bound, made, how.smoothing, runtime, _pool() if recording else None)
+        own = accumulator(bound, made, how.smoothing, runtime, pool=_pool() if recording else None)
         found = _slopes(made, own, given[0], 1 + _SETTLED if recording else 0)
         wanted = _slopes(defined, _definition(bound, defined, how.smoothing, Runtime(runtime.device)), given[0])
         if runtime.precision == "fp32":

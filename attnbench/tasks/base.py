@@ -55,6 +55,10 @@ class Task(Protocol):
         """Target tokens of a batch, EOS included, padding not."""
         ...
 
+    def sentences(self, batch: Any) -> int:
+        """Targets of a batch: sentences, or whatever the task makes of one source."""
+        ...
+
     def loss(self, model: Any, batch: Any, smoothing: float) -> Loss:
         """The summed loss, on the model's device, of one batch as the data give it."""
         ...

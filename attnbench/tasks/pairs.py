@@ -130,6 +130,9 @@ class PairTask(ABC):
     def count(self, batch: Batch) -> int:
         return int(batch.target_valid.sum())
 
+    def sentences(self, batch: Batch) -> int:
+        return len(batch.target_valid)
+
     def loss(self, model: Seq2SeqModel, batch: Batch, smoothing: float) -> Loss:
         batch, rows = to_device((batch, _without_padding(batch)), next(model.parameters()).device)
         memory = model.encode(source_of(batch))

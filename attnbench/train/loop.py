@@ -101,7 +101,7 @@ def train(
     ending = ending_of(state, spec)
     if ending:
         return TrainingOutcome(state, ending, before)
-    gradients_of = accumulator(task, model, spec.label_smoothing, runtime)
+    gradients_of = accumulator(task, model, spec.label_smoothing, runtime, spec.normalization)
     stream = data.batches(seed, tokens=spec.batch_tokens, start=Cursor(*state.cursor))
     model.train()
     under_way: list[Update] = []

@@ -32,7 +32,7 @@ def pace(
     at a learning rate of 0; on a GPU that records them in the first ones alone. begin: called when all is warm, before
     the clock starts."""
     optimizer = spec.optimizer.build(model.parameters())
-    gradients_of = accumulator(task, model, spec.label_smoothing, runtime)
+    gradients_of = accumulator(task, model, spec.label_smoothing, runtime, spec.normalization)
     stream = data.batches(seed, tokens=spec.batch_tokens, start=Cursor(*TrainState().cursor))
     given = ([batch for _, batch in itertools.islice(stream, spec.accumulate)] for _ in itertools.count())
     warm = _WARM

@@ -25,7 +25,7 @@ from attnbench.core.memory import is_full
 from attnbench.core.tree import map_batch
 from attnbench.tasks.base import Task
 from attnbench.train.runtime import Runtime, waits
-from attnbench.train.step import accumulate, gradients
+from attnbench.train.step import Normalization, accumulate, gradients, targets
 
 log = logging.getLogger("attnbench")
 
@@ -56,15 +56,18 @@ def records(runtime: Runtime) -> bool:
     return runtime.device.type == "cuda" and os.environ.get(SWITCH) != "0"
 
 
-def accumulator(task: Task, model: nn.Module, smoothing: float, runtime: Runtime, pool: Any = None) -> Accumulate:
+def accumulator(
+    task: Task, model: nn.Module, smoothing: float, runtime: Runtime, normalization: Normalization = "tokens",
+    pool: Any = None,
+) -> Accumulate:  # fmt: skip
     """`accumulate` for the updates of one training, from records on a GPU, unless the model waits for it in an update.
 
     Its gradients are then the same tensors in every update. pool: of memory, that records of other models may share,
     which are never played at the same time.
     """
     if not records(runtime):
-        return lambda batches: accumulate(task, model, batches, smoothing, runtime)
-    return Recorded(task, model, smoothing, runtime, GpuTape(runtime.device, pool))
+        return lambda batches: accumulate(task, model, batches, smoothing, runtime, normalization)
+    return Recorded(task, model, smoothing, runtime, GpuTape(runtime.device, pool), normalization)
 
 
 class _Record(NamedTuple):
@@ -72,7 +75,7 @@ class _Record(NamedTuple):
 
     play: Callable[[], object]
     batch: Any
-    tokens: Tensor
+    by: Tensor
     totals: Float[Tensor, "2"]
 
 
@@ -88,8 +91,12 @@ class Recorded:
     there is no memory, is always computed.
     """
 
-    def __init__(self, task: Task, model: nn.Module, smoothing: float, runtime: Runtime, tape: Tape) -> None:
+    def __init__(
+        self, task: Task, model: nn.Module, smoothing: float, runtime: Runtime, tape: Tape,
+        normalization: Normalization = "tokens",
+    ) -> None:  # fmt: skip
         self._task, self._model, self._smoothing, self._runtime = task, model, smoothing, runtime
+        self._normalization: Normalization = normalization
         self._tape: Tape | None = tape
         self._met: dict[Any, int] = {}
         self._plain: set[Any] = set()
@@ -97,12 +104,12 @@ class Recorded:
         self._slopes: dict[nn.Parameter, Tensor] = {}
 
     def __call__(self, batches: list[Any]) -> tuple[Float[Tensor, "2"], int]:
-        tokens = sum(self._task.count(batch) for batch in batches)
+        tokens, by = (targets(self._task, batches, each) for each in ("tokens", self._normalization))
         while self._tape is not None:
             full = False
             self._begin()
             try:
-                totals = [self._of(self._task.rounded(self._model, batch), tokens) for batch in batches]
+                totals = [self._of(self._task.rounded(self._model, batch), by) for batch in batches]
             except _WaitsError:
                 self._adopt()  # what was computed so far is let go
             except RuntimeError as error:
@@ -115,7 +122,7 @@ class Recorded:
             if full:  # outside of the handler, which holds what was computed
                 self._stop("the GPU's memory is full, so that updates are not recorded from here on")
         self._begin()
-        return accumulate(self._task, self._model, batches, self._smoothing, self._runtime)
+        return accumulate(self._task, self._model, batches, self._smoothing, self._runtime, self._normalization)
 
     def _begin(self) -> None:
         """Gradients of 0, in the tensors that records add to."""
@@ -137,24 +144,24 @@ class Recorded:
         self._records.clear()
         torch.cuda.empty_cache()
 
-    def _of(self, batch: Any, tokens: int) -> Float[Tensor, "2"]:
+    def _of(self, batch: Any, by: int) -> Float[Tensor, "2"]:
         shape = tuple(tensor.shape for tensor in _tensors(batch))
         if shape not in self._records and shape not in self._plain:
             self._met[shape] = self._met.get(shape, 0) + 1
             if self._met[shape] < 3:
-                return self._tried(shape, batch, tokens)
+                return self._tried(shape, batch, by)
             self._record(shape, batch)
         if shape in self._records:
-            return _played(self._records[shape], batch, tokens)
-        return self._computed(self._moved(batch), tokens)
+            return _played(self._records[shape], batch, by)
+        return self._computed(self._moved(batch), by)
 
-    def _tried(self, shape: Any, batch: Any, tokens: int) -> Float[Tensor, "2"]:
+    def _tried(self, shape: Any, batch: Any, by: int) -> Float[Tensor, "2"]:
         """As it will be recorded, and the second time on the watch. Raises _WaitsError where it waits for the GPU."""
         held, found = self._moved(batch), []
 
         def run() -> None:
             with waiting.forbid():
-                found.append(self._computed(held, tokens))
+                found.append(self._computed(held, by))
 
         assert self._tape is not None  # or nothing would be tried
         if not self._tape.waits(run, watched=self._met[shape] > 1):
@@ -167,11 +174,11 @@ class Recorded:
 
     def _record(self, shape: Any, batch: Any) -> None:
         """Unless there are records enough, or there is no memory for more."""
-        held, tokens = self._moved(batch), torch.ones((), device=self._runtime.device)
+        held, by = self._moved(batch), torch.ones((), device=self._runtime.device)
 
         def run() -> Tensor:
             with waiting.forbid():
-                return self._computed(held, tokens)
+                return self._computed(held, by)
 
         self._plain.add(shape)
         if len(self._records) >= MOST or self._tape is None:
@@ -186,19 +193,19 @@ class Recorded:
                 "environment and run again"
             ) from error
         self._plain.remove(shape)
-        self._records[shape] = _Record(play, held, tokens, totals)
+        self._records[shape] = _Record(play, held, by, totals)
 
-    def _computed(self, batch: Any, tokens: int | Tensor) -> Float[Tensor, "2"]:
-        return gradients(self._task, self._model, batch, tokens, self._smoothing, self._runtime)
+    def _computed(self, batch: Any, by: int | Tensor) -> Float[Tensor, "2"]:
+        return gradients(self._task, self._model, batch, by, self._smoothing, self._runtime)
 
     def _moved(self, batch: Any) -> Any:
         return map_batch(lambda tensor: tensor.to(self._runtime.device, copy=True), batch)
 
 
-def _played(record: _Record, batch: Any, tokens: int) -> Float[Tensor, "2"]:
+def _played(record: _Record, batch: Any, by: int) -> Float[Tensor, "2"]:
     for held, new in zip(_tensors(record.batch), _tensors(batch), strict=True):
         held.copy_(new.pin_memory() if held.is_cuda else new, non_blocking=True)
-    record.tokens.fill_(tokens)
+    record.by.fill_(by)
     record.play()
     return record.totals.clone()  # another record may write there
 

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from attnbench.core.spec import Spec
 from attnbench.train.optim import AdamSpec, InverseSqrtSpec, OptimizerField, ScheduleField
+from attnbench.train.step import Normalization
 
 
 class TrainSpec(Spec):
@@ -22,6 +23,10 @@ class TrainSpec(Spec):
     """Most padded tokens a side in one batch."""
     accumulate: int = Field(default=1, ge=1)
     """Batches whose gradients make one update."""
+    normalization: Normalization = "tokens"
+    """What the summed loss of an update is divided by: its target tokens, or its target sentences (documents, where
+    those are translated), as OpenNMT-py does unless told otherwise. By sentences a gradient is as many times longer as
+    a sentence has tokens, which SGD and `clip` feel."""
     clip: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Largest norm of the gradient; 0 leaves it alone."""
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)

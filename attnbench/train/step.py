@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -11,25 +11,33 @@ from torch import Tensor, nn
 from attnbench.tasks.base import Task
 from attnbench.train.runtime import Runtime
 
+Normalization = Literal["tokens", "sentences"]
+
+
+def targets(task: Task, batches: list[Any], normalization: Normalization) -> int:
+    """Target tokens, or target sentences, of the batches together."""
+    count = task.count if normalization == "tokens" else task.sentences
+    return sum(count(batch) for batch in batches)
+
 
 def accumulate(
-    task: Task, model: nn.Module, batches: list[Any], smoothing: float, runtime: Runtime
-) -> tuple[Float[Tensor, "2"], int]:
-    """Gradients of the mean loss over the tokens of every batch; (summed loss and nll, on the device), tokens."""
-    tokens = sum(task.count(batch) for batch in batches)
-    totals: list[Tensor] = []
-    for batch in batches:
-        totals.append(gradients(task, model, batch, tokens, smoothing, runtime))
+    task: Task, model: nn.Module, batches: list[Any], smoothing: float, runtime: Runtime,
+    normalization: Normalization = "tokens",
+) -> tuple[Float[Tensor, "2"], int]:  # fmt: skip
+    """Gradients of the mean loss over the tokens, or the sentences, of every batch; (summed loss and nll, on the
+    device), tokens."""
+    tokens, by = (targets(task, batches, each) for each in ("tokens", normalization))
+    totals = [gradients(task, model, batch, by, smoothing, runtime) for batch in batches]
     return torch.stack(totals).sum(0), tokens
 
 
 def gradients(
-    task: Task, model: nn.Module, batch: Any, tokens: int | Tensor, smoothing: float, runtime: Runtime
+    task: Task, model: nn.Module, batch: Any, by: int | Tensor, smoothing: float, runtime: Runtime
 ) -> Float[Tensor, "2"]:
-    """Gradients of one batch's loss, divided by `tokens`, are added to those that are there; its loss and nll."""
+    """Gradients of one batch's loss, divided by `by`, are added to those that are there; its loss and nll."""
     with runtime.autocast():
         loss = task.loss(model, batch, smoothing)
-    (loss.total / tokens).backward()
+    (loss.total / by).backward()
     return torch.stack([loss.total.detach(), loss.nll.detach()])
 
 

@@ -46,6 +46,13 @@ def model() -> Seq2SeqModel:
     return TransformerSpec.model_validate(small).build(parse().model_sizes()).eval()
 
 
+def test_targets_are_counted_in_tokens_and_in_sentences(data: Data, task: Copying):
+    lines = data.split("valid").target
+    batches = list(data.eval_batches("valid", tokens=20))
+    assert sum(map(task.sentences, batches)) == len(lines) == 30
+    assert sum(map(task.count, batches)) == sum(len(line.split()) + 1 for line in lines)  # EOS counted
+
+
 class Copier:
     """A search that gives every source back; wrong: how many sources of a batch it spoils."""
 

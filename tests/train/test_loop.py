@@ -188,8 +188,11 @@ def test_without_bleu_the_best_weights_lie_before_a_divergence(toys: Any):
     assert toy.log.of("valid/bleu") == [0.0] * 5
 
 
-def test_accumulated_batches_give_the_gradient_of_one_big_batch(toys: Any, monkeypatch: pytest.MonkeyPatch):
-    toy = toys(max_steps=1, accumulate=3, log_every=1, name="parts")
+@pytest.mark.parametrize(("normalization", "by"), [("tokens", 9), ("sentences", 6)])
+def test_accumulated_batches_give_the_gradient_of_one_big_batch(
+    toys: Any, monkeypatch: pytest.MonkeyPatch, normalization: str, by: int
+):
+    toy = toys(max_steps=1, accumulate=3, normalization=normalization, log_every=1, name="parts")
     plain = torch.nn.Sequential(*(layer for layer in toys.model() if type(layer).__name__ != "Dropout"))
     state = {name: tensor.clone() for name, tensor in plain.state_dict().items()}
 
@@ -204,7 +207,7 @@ def test_accumulated_batches_give_the_gradient_of_one_big_batch(toys: Any, monke
     model = fresh()
     x, y = torch.cat([batch.x for batch in seen]), torch.cat([batch.y for batch in seen])
     model.zero_grad()
-    ((model(x) - y).square().sum() / len(y)).backward()
+    ((model(x) - y).square().sum() / by).backward()
     gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
     assert torch.allclose(toy.moments(1) * 10, gradient, rtol=1e-5, atol=1e-6)
     assert toy.log.of("train/grad_norm") == [pytest.approx(gradient.norm().item(), rel=1e-5)]

@@ -141,6 +141,9 @@ class Regression(NamedTuple):
     def count(self, batch: Any) -> int:
         return len(batch.y)
 
+    def sentences(self, batch: Any) -> int:
+        return 2
+
     def rounded(self, model: Any, batch: Any) -> Any:
         return batch
 
@@ -150,17 +153,19 @@ class Regression(NamedTuple):
         return Loss(total * (1 - smoothing), total.detach())
 
 
-def updates_agree(tape: StandIn, sizes: list[list[int]], toys: Any, task: Regression = Regression()) -> Recorded:  # noqa: B008
+def updates_agree(
+    tape: StandIn, sizes: list[list[int]], toys: Any, task: Regression = Regression(), by: Any = "tokens"  # noqa: B008
+) -> Recorded:  # fmt: skip
     """Compare gradients and sums of updates, each of new numbers, with those that are computed."""
     torch.manual_seed(0)
     model: Any = Branching()
-    recorded = Recorded(task, model, 0.25, CPU, tape)  # pyright: ignore[reportArgumentType] - trains, and no more
+    recorded = Recorded(task, model, 0.25, CPU, tape, by)  # pyright: ignore[reportArgumentType] - trains, and no more
     for turn, counts in enumerate(sizes):
         batches = [toys.rows(turn, place, 0, count=count) for place, count in enumerate(counts)]
         totals, tokens = recorded(batches)
         mine = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
         model.zero_grad(set_to_none=True)
-        wanted, count = accumulate(Regression(), model, batches, 0.25, CPU)  # pyright: ignore[reportArgumentType]
+        wanted, count = accumulate(Regression(), model, batches, 0.25, CPU, by)  # pyright: ignore[reportArgumentType]
         theirs = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
         model.zero_grad(set_to_none=True)
         assert tokens == count
@@ -178,9 +183,10 @@ def test_a_shape_is_computed_twice_then_recorded_and_played(toys: Any):
     assert (tape.recorded, tape.played) == (2, 3)
 
 
-def test_several_batches_of_an_update_are_summed(toys: Any):
+@pytest.mark.parametrize("by", ["tokens", "sentences"])
+def test_several_batches_of_an_update_are_summed(toys: Any, by: str):
     tape = StandIn()
-    updates_agree(tape, [[3, 5], [5, 3], [3, 3], [2, 5], [5, 2], [2, 2]], toys)
+    updates_agree(tape, [[3, 5], [5, 3], [3, 3], [2, 5], [5, 2], [2, 2]], toys, by=by)
     assert tape.recorded == 3
 
 
@@ -269,7 +275,9 @@ def test_memory_that_a_graph_lacks_is_memory_too(error: RuntimeError, toys: Any)
     assert tape.recorded == 1
 
 
-@pytest.mark.parametrize("fields", [{"clip": 0.5}, {"accumulate": 2}, {"clip": 0.5, "optimizer": "adamw"}], ids=str)
+@pytest.mark.parametrize("fields", [
+    {"clip": 0.5}, {"accumulate": 2, "normalization": "sentences"}, {"clip": 0.5, "optimizer": "adamw"},
+], ids=str)  # fmt: skip
 def test_a_training_from_records_is_the_training(fields: dict[str, Any], toys: Any, monkeypatch: pytest.MonkeyPatch):
     """With dropout, validations and checkpoints between, and cut off once."""
     fields = {**fields, "max_steps": 24, "log_every": 3, "validate_every": 6}
@@ -277,10 +285,10 @@ def test_a_training_from_records_is_the_training(fields: dict[str, Any], toys: A
     whole()
     tapes: list[StandIn] = []
 
-    def recorded(task: Any, model: torch.nn.Module, smoothing: float, runtime: Runtime) -> Recorded:
+    def recorded(task: Any, model: torch.nn.Module, smoothing: float, runtime: Runtime, by: Any) -> Recorded:
         tapes.append(StandIn())
         task.rounded = lambda model, batch: batch
-        return Recorded(task, model, smoothing, runtime, tapes[-1])
+        return Recorded(task, model, smoothing, runtime, tapes[-1], by)
 
     monkeypatch.setattr(loop, "accumulator", recorded)
     for steps in (12, 24):

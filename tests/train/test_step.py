@@ -112,13 +112,14 @@ def test_a_gradient_that_is_no_number_stays_as_it_is(strange: float):
     )
 
 
-def test_sums_are_over_all_batches_and_the_mean_over_their_tokens(toys: Any):
+@pytest.mark.parametrize(("normalization", "by"), [("tokens", 6), ("sentences", 4)])
+def test_sums_are_over_all_batches_and_the_mean_over_what_is_asked_for(toys: Any, normalization: Any, by: int):
     task: Any = toys.Task()
     model = toys.model().eval()
     batches = [toys.rows(seed, 0, 0, count=3) for seed in (1, 2)]
-    totals, tokens = accumulate(task, model, batches, 0.5, CPU)
+    totals, tokens = accumulate(task, model, batches, 0.5, CPU, normalization)
     whole = torch.stack([(model(batch.x) - batch.y).square().sum() for batch in batches]).sum()
-    assert tokens == sum(len(batch.y) for batch in batches)
+    assert tokens == 6
     assert torch.allclose(totals, torch.stack([0.5 * whole, whole]))
-    expected = torch.autograd.grad(0.5 * whole / tokens, list(model.parameters()))
+    expected = torch.autograd.grad(0.5 * whole / by, list(model.parameters()))
     assert gradients(model) == pytest.approx(torch.cat([each.flatten() for each in expected]).tolist(), rel=1e-5)
