@@ -90,7 +90,7 @@ class Subject(NamedTuple):
     @property
     def most(self) -> int | None:
         """Tokens that it can read, EOS counted; None: any number."""
-        return getattr(self.spec, "max_length", None)
+        return self.spec.most
 
     @property
     def longest(self) -> int:

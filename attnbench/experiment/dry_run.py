@@ -70,7 +70,7 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
                 "done": own or origin is not None,
                 "taken_from": None if origin is None else str(origin),
                 "damaged": damaged.get(cell.folder),
-                "dataset": getattr(getattr(cell.spec.task, "dataset", None), "kind", None),
+                "dataset": cell.spec.task.corpus,
                 "data": str(at),
                 "data_ready": is_prepared(cell, settings) and at not in unsettled,
             }

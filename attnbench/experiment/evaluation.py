@@ -250,7 +250,7 @@ def score_translations(trained: Trained, lines: Sequence[str], references: Seque
     references: of each of them a text with as many lines.
     """
     first, *more = references
-    lower = bool(getattr(trained.spec.task, "lowercase", False))
+    lower = trained.spec.task.lowercased
     scores = {
         "bleu_13a": corpus_bleu(lines, first, "13a_lc" if lower else "13a", more=more),
         "chrf": corpus_chrf(lines, first, lowercase=lower, more=more),

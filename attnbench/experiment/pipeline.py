@@ -149,7 +149,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
         )
     seed_everything(derive(spec.seed, "train"))
     validator = GreedySpec().build() if spec.train.validate_bleu else None
-    width = getattr(spec.model, "width", 1)
+    width = spec.model.state_width or 1  # where there is none no schedule reads it
     steps: list[int] = []
     parts: dict[str, Metrics] = {}
     with relieved(place.threads, lambda told: listen({"event": told})) as cores:

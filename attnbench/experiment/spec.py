@@ -40,22 +40,22 @@ class CellSpec(Spec):
     """Seed of weights, dropout and the order of batches."""
 
     def unused(self) -> Iterator[tuple[str, str]]:
-        if getattr(self.search, "n_best", 1) > 1 and self.timing is None:
+        if self.search.outputs > 1 and self.timing is None:
             yield "search.n_best", "one output a source is scored"
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         sizes = self.task.model_sizes()
-        if getattr(self.model, "tie", None) == "all" and not sizes.joint:
-            raise self._impossible_model(
-                "tie 'all' shares one table between both sides, and task.tokenizer keeps two vocabularies; set "
-                "model.tie: decoder, or take one for both (task.tokenizer: {kind: bpe, joint: true})"
-            )
         try:
             self.model.check(sizes)
         except ValueError as error:
             raise self._impossible_model(str(error)) from None
-        if getattr(self.search, "coverage", None) is not None and not self.model.attends:
+        if self.model.state_width is None and self.train.schedule.reads_width:
+            raise ValueError(
+                f"train.schedule: '{self.train.schedule.kind}' reads the width of the model, and '{self.model.kind}' "
+                "tells none (state_width); take another schedule, like inverse_sqrt"
+            )
+        if self.search.asks_received and not self.model.attends:
             raise ValueError(
                 f"search.coverage asks what each source word has received, and this '{self.model.kind}' attends to "
                 "nothing; drop it, or give the model attention"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,6 +20,9 @@ from attnbench.attention.types import Role
 from attnbench.core.registry import Family, Registry, unwritten
 from attnbench.core.spec import Spec
 from attnbench.core.tree import expand_batch, select_batch
+
+if TYPE_CHECKING:
+    from attnbench.models.fertility.base import Fertility
 
 Maps = dict[Role, list[Float[Tensor, "B H Q K"]]]
 """Attention weights of each site, a tensor a layer."""
@@ -71,6 +74,16 @@ class ModelSpec(Spec):
         """Whether the decoder can tell weights over the source."""
         return True
 
+    @property
+    def state_width(self) -> int | None:
+        """D, the numbers in a state, which Noam's rule reads; None: they have no one width."""
+        return None
+
+    @property
+    def most(self) -> int | None:
+        """Tokens that it can read, BOS or EOS counted; None: any number."""
+        return None
+
     def check(self, sizes: Sizes) -> None:
         """Raise ValueError, where the model cannot be built for such data."""
 
@@ -93,6 +106,11 @@ class Seq2SeqModel(nn.Module, ABC):
     """V, how many logits there are."""
     max_length: int | None = None
     """Most tokens that decode() and step() can read, BOS included; None: any number. A search stops there."""
+
+    @property
+    def source_fertility(self) -> Fertility | None:
+        """What tells how much attention each source word may receive; None: there is no bound."""
+        return None
 
     @abstractmethod
     def encode(self, source: Source, *, need_weights: Wanted = False) -> Any:

@@ -32,7 +32,7 @@ from attnbench.models.base import (
     require_same_shape,
 )
 from attnbench.models.convs2s_step import CompiledConvS2S, compile_convs2s
-from attnbench.models.layers import Stack, TieKind, embedding_tables, require_positions
+from attnbench.models.layers import Stack, TieKind, embedding_tables, require_joint, require_positions
 
 HALF = 0.5**0.5
 """What a sum of two terms of equal variance is multiplied by, so that it has theirs."""
@@ -101,7 +101,16 @@ class ConvS2SSpec(ModelSpec):
         if self.share_attention and (self.decoder_layers or self.layers) == 1:
             yield "share_attention", "one decoder layer has nobody to share with"
 
+    @property
+    def state_width(self) -> int:
+        return self.width
+
+    @property
+    def most(self) -> int:
+        return self.max_length
+
     def check(self, sizes: Sizes) -> None:
+        require_joint(self.tie, sizes)
         self.attention.require(sizes.longest_source)
 
     def build(self, sizes: Sizes) -> ConvS2S:

@@ -84,12 +84,20 @@ def embedding_table(rows: int, width: int, pad: int, std: float | None = None) -
     return table
 
 
+def require_joint(tie: TieKind, sizes: Sizes) -> None:
+    """Raise ValueError where the sides are tied, and have vocabularies of their own."""
+    if tie == "all" and not sizes.joint:
+        raise ValueError(
+            "tie 'all' shares one table between both sides, and task.tokenizer keeps two vocabularies; set "
+            "model.tie: decoder, or take one for both (task.tokenizer: {kind: bpe, joint: true})"
+        )
+
+
 def embedding_tables(
     sizes: Sizes, width: int, tie: TieKind, std: float | None = None
 ) -> tuple[nn.Embedding, nn.Embedding]:
     """The tables of source and target, one and the same with the tie `all`. Raises ValueError where that cannot be."""
-    if tie == "all" and not sizes.joint:
-        raise ValueError("tie 'all' needs a joint vocabulary; set the tokenizer's `joint: true` or `tie: decoder`")
+    require_joint(tie, sizes)
     target = embedding_table(sizes.target_vocab, width, sizes.pad, std)
     return target if tie == "all" else embedding_table(sizes.source_vocab, width, sizes.pad, std), target
 

@@ -30,7 +30,7 @@ from attnbench.core.gathered import gathered
 from attnbench.models import _cells
 from attnbench.models._reading import read
 from attnbench.models.base import Decoded, ModelSpec, Seq2SeqModel, Sizes, Source, Wanted, receive, require_same_shape
-from attnbench.models.fertility.base import FertilityField
+from attnbench.models.fertility.base import Fertility, FertilityField
 
 Cells = tuple[State, ...]
 """What each layer carries from step to step."""
@@ -98,7 +98,7 @@ class RecurrentSpec(ModelSpec):
                 "much that may be, as in `fertility: {kind: constant, value: 3}`"
             )
         pattern, transform = self.attention.cross.pattern, self.attention.cross.transform
-        if pattern.drawn and getattr(transform, "on_infeasible", None) == "raise":
+        if pattern.drawn and transform.may_fail:
             raise ValueError(
                 f"the pattern '{pattern.kind}' may leave out EOS, which takes what no word may, and then the transform "
                 f"'{transform.kind}' has no solution; take `pattern: full`, or `on_infeasible: saturate`"
@@ -126,6 +126,10 @@ class RecurrentSpec(ModelSpec):
     @property
     def embedding_width(self) -> int:
         return self.embedding or self.width
+
+    @property
+    def state_width(self) -> int:
+        return self.width
 
     def check(self, sizes: Sizes) -> None:
         self.attention.require(sizes.longest_source)
@@ -224,6 +228,10 @@ class Recurrent(Seq2SeqModel):
         self.fertility = None if spec.fertility is None else spec.fertility.build(sizes)
         self.at_once = spec.query == "current" and spec.input_feeding == "none" and not self.attention.keeps_history
         """Whether no step depends on what was attended before, so that all steps of a target can be taken together."""
+
+    @property
+    def source_fertility(self) -> Fertility | None:
+        return self.fertility
 
     def encode(self, source: Source, *, need_weights: Wanted = False) -> RecurrentMemory:
         states, initial = self.encoder(source)

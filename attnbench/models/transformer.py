@@ -42,6 +42,7 @@ from attnbench.models.layers import (
     Stack,
     TieKind,
     embedding_tables,
+    require_joint,
 )
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -118,7 +119,16 @@ class TransformerSpec(ModelSpec):
             self.attention.site(role).check(role, self.width, self.width, self.heads)
         return self
 
+    @property
+    def state_width(self) -> int:
+        return self.width
+
+    @property
+    def most(self) -> int:
+        return self.max_length
+
     def check(self, sizes: Sizes) -> None:
+        require_joint(self.tie, sizes)
         self.attention.require(sizes.longest_source)
 
     def build(self, sizes: Sizes) -> Transformer:

@@ -71,6 +71,21 @@ class SearchSpec(Spec):
     a step of its own; recurrent cells, convolutions, attention itself, coverages and fertilities do not, nor does what
     else is measured of a model, as its perplexity. None: numbers of the precision."""
 
+    @property
+    def places(self) -> int:
+        """Hypotheses of a source that grow at the same time."""
+        return 1
+
+    @property
+    def outputs(self) -> int:
+        """Hypotheses that it returns of a source, at most."""
+        return 1
+
+    @property
+    def asks_received(self) -> bool:
+        """Whether it asks a model what each source word has received of its attention."""
+        return False
+
     def precision_on(self, device: torch.device) -> Literal["fp32", "bf16"]:
         """What the device computes in: float32 where it has no instructions for the other."""
         return "bf16" if self.precision == "bf16" and multiplies_bfloat16(device) else "fp32"

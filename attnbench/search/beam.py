@@ -43,6 +43,18 @@ class BeamSpec(SearchSpec):
             )
         return self
 
+    @property
+    def places(self) -> int:
+        return self.size
+
+    @property
+    def outputs(self) -> int:
+        return self.n_best
+
+    @property
+    def asks_received(self) -> bool:
+        return self.coverage is not None
+
     def unused(self) -> Iterator[tuple[str, str]]:
         if self.size == 1:
             for name in ("penalty", "coverage"):

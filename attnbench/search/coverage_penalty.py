@@ -40,7 +40,9 @@ class WuCoverage(CoveragePenaltySpec):
     """Least that counts as received: sparse attention gives some words nothing at all, whose logarithm is -inf."""
 
     def unused(self) -> Iterator[tuple[str, str]]:
-        if self.floor == 1 and self.beta:
+        if not self.beta:
+            yield "beta", "at 0 there is no penalty, as with `coverage: null`"
+        elif self.floor == 1:
             yield "floor", "at 1 every word counts as read, and so the penalty does nothing either"
 
     def penalty(self, received: Float[Tensor, "n size S"], words: Bool[Tensor, "n S"]) -> Float[Tensor, "n size"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import torch
@@ -48,6 +49,10 @@ class AveragePenalty(LengthPenaltySpec):
     alpha: float = Field(default=1.0, ge=0, le=10, allow_inf_nan=False)
     """0: no penalty; larger favours longer outputs."""
 
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if not self.alpha:
+            yield "alpha", "at 0 there is no penalty, as with `penalty: none`"
+
     def divisor(self, length: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
         return length.double() ** self.alpha
 
@@ -59,6 +64,10 @@ class WuPenalty(LengthPenaltySpec):
     kind: Literal["wu"] = "wu"
     alpha: float = Field(default=0.6, ge=0, le=10, allow_inf_nan=False)
     """0: no penalty; larger favours longer outputs."""
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if not self.alpha:
+            yield "alpha", "at 0 there is no penalty, as with `penalty: none`"
 
     def divisor(self, length: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
         return ((5.0 + length.double()) / 6.0) ** self.alpha

@@ -116,6 +116,16 @@ class TaskSpec(Spec):
     primary: ClassVar[str]
     """The metric that tables show first."""
 
+    @property
+    def corpus(self) -> str | None:
+        """What its corpus is called; None: it has none."""
+        return None
+
+    @property
+    def lowercased(self) -> bool:
+        """Whether its text has no capitals, so that scores ignore case."""
+        return False
+
     def model_sizes(self) -> Sizes:
         """What the data fixes about a model; known without the data."""
         raise unwritten(self, "model_sizes")

@@ -29,7 +29,6 @@ from attnbench.metrics.bleu import Score
 from attnbench.metrics.likelihood import perplexity
 from attnbench.metrics.sparsity import SiteSparsity
 from attnbench.models.base import Seq2SeqModel, Sizes, Source
-from attnbench.models.fertility.base import Fertility
 from attnbench.search.base import Hypothesis, Searcher, SpecialIds, computing
 from attnbench.tasks.base import Loss, Metrics, TaskSpec
 from attnbench.tasks.lessons import teach
@@ -53,6 +52,14 @@ SAMPLE = 256
 
 class PairSpec(Recipe, TaskSpec):
     """A task on a parallel corpus: the fields of the data's recipe, and those that a task adds for its scores."""
+
+    @property
+    def corpus(self) -> str:
+        return self.dataset.kind
+
+    @property
+    def lowercased(self) -> bool:
+        return self.lowercase
 
     def model_sizes(self) -> Sizes:
         source, target, joint = self.sizes()
@@ -120,7 +127,7 @@ class PairTask(ABC):
                 )
 
     def adapt(self, model: Seq2SeqModel, data: Data, seed: int, *, fresh: bool) -> Data:
-        fertility: Fertility | None = getattr(model, "fertility", None)
+        fertility = model.source_fertility
         if fertility is not None and fertility.needs == "oracle":
             return with_fertilities(data)
         if fertility is not None and fertility.needs == "lessons" and fresh:
@@ -274,9 +281,8 @@ class PairTask(ABC):
                 for weights in layers:
                     sites.add(site, weights, queries)
         values = {name: value for name, value in sites.numbers().items() if value is not None}
-        fertility: Fertility | None = getattr(model, "fertility", None)
-        if fertility is not None:
-            values |= {f"fertility/{name}": value for name, value in fertility.report().items()}
+        if model.source_fertility is not None:
+            values |= {f"fertility/{name}": value for name, value in model.source_fertility.report().items()}
         return Metrics(values, {}, {"attended": seen}, {})
 
 
@@ -289,8 +295,7 @@ def _or_shorter(recipe: Recipe, split: str) -> str:
 def _at_once(searcher: Searcher, most: int) -> int:
     """How many sentences, or tokens of them, are searched at once where `most` are by a usual beam: a wide one takes
     the memory of many."""
-    width = getattr(searcher.spec, "size", 1)
-    return max(1, most * WIDE_BEAM // max(width, WIDE_BEAM))
+    return max(1, most * WIDE_BEAM // max(searcher.spec.places, WIDE_BEAM))
 
 
 def _halves(batch: Batch) -> list[Batch]:

@@ -39,6 +39,11 @@ class ScheduleSpec(Spec):
         """The update from which on the rate is 0; None: there is none, or nobody knows."""
         return None
 
+    @property
+    def reads_width(self) -> bool:
+        """Whether the rate depends on the width of the model."""
+        return any(self.rate(step, 1) != self.rate(step, 2) for step in (1, 1000))
+
     def rate(self, step: int, width: int) -> float:
         """The learning rate of update `step`; width: the model's D, which Noam's rule reads."""
         raise unwritten(self, "rate")
@@ -115,6 +120,11 @@ def _require_floor(minimum: float, lr: float) -> None:
         raise ValueError(f"minimum ({minimum}) is larger than lr ({lr}); lower it")
 
 
+def _level(minimum: float, lr: float) -> Iterator[tuple[str, str]]:
+    if minimum == lr:
+        yield "minimum", "it is lr, so that the rate never falls, as with `schedule: constant`"
+
+
 @schedules.register
 class ConstantSpec(ScheduleSpec):
     """The same learning rate throughout, after a linear warm-up if any."""
@@ -153,6 +163,7 @@ class InverseSqrtSpec(ScheduleSpec):
     def unused(self) -> Iterator[tuple[str, str]]:
         if self.warmup == 1 and self.is_set("start"):
             yield "start", "it is the rate of update 0, and with a warmup of 1 no update is below it"
+        yield from _level(self.minimum, self.lr)
 
     def rate(self, step: int, width: int) -> float:
         if step < self.warmup:
@@ -174,6 +185,10 @@ class StairsSpec(ScheduleSpec):
     factor: float = Field(default=0.5, gt=0, le=1)
     """What the rate is multiplied by."""
 
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if self.factor == 1:
+            yield "factor", "at 1 the rate never falls, as with `schedule: constant`"
+
     def rate(self, step: int, width: int) -> float:
         return self.lr * self.factor ** max(0, -(-(step - self.first) // self.every))
 
@@ -194,6 +209,9 @@ class _DecayFields(ScheduleSpec):
             raise ValueError(f"steps ({self.steps}) leave nothing after the warm-up ({self.warmup}); give more of them")
         _require_floor(self.minimum, self.lr)
         return self
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        yield from _level(self.minimum, self.lr)
 
     def ends(self) -> int | None:
         return None if self.minimum else self.steps

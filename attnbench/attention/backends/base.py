@@ -128,7 +128,7 @@ def _on_a_gpu(site: Site, role: Role) -> Literal["sdpa", "triton"] | None:
 def _unfit_for_flex(site: Site, role: Role, dropout: float) -> str | None:
     if role == "cross":
         return "it serves self-attention alone"
-    if site.transform.kind != "softmax":
+    if not site.transform.is_softmax():
         return f"it knows softmax, not the transform '{site.transform.kind}'"
     if site.pattern.drawn:
         return f"the pattern '{site.pattern.kind}' draws its keys one by one, which no block mask skips"
@@ -138,7 +138,7 @@ def _unfit_for_flex(site: Site, role: Role, dropout: float) -> str | None:
 
 
 def _unfit_for_sdpa(site: Site) -> str | None:
-    if site.transform.kind != "softmax":
+    if not site.transform.is_softmax():
         return f"it knows softmax, not the transform '{site.transform.kind}'"
     if site.pattern.kind != "full":
         return f"it knows no pattern, and there is '{site.pattern.kind}'"

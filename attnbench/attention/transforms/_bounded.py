@@ -59,6 +59,10 @@ class BoundedSpec(TransformSpec):
     """A row whose bounds sum to less than 1: an error, or the bounds themselves as weights (`saturate`). In a decoder,
     where the sink has no end, no row is such."""
 
+    @property
+    def may_fail(self) -> bool:
+        return self.on_infeasible == "raise"
+
 
 class _Solution(NamedTuple):
     weights: Float[Tensor, "N K"]

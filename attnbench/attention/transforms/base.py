@@ -101,6 +101,11 @@ class TransformSpec(Spec):
 
     def is_softmax(self, keys: int | None = None) -> bool:
         """Whether its weights are those of softmax in every row of at most so many keys; None: of any number."""
+        return keys is not None and keys <= 1 and self.rows == "simplex" and not self.needs_upper
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether it raises an error for a row whose keys may receive less than a row gives."""
         return False
 
     def keep(self, role: Role) -> PatternSpec | None:

@@ -113,6 +113,9 @@ class EntmaxSpec(TransformSpec):
     def build(self, dims: Dims) -> ScoreTransform:
         return LearnedEntmax(dims.heads) if self.alpha == "learned" else partial(entmax, alpha=float(self.alpha))
 
+    def is_softmax(self, keys: int | None = None) -> bool:
+        return super().is_softmax(keys) or (self.alpha != "learned" and _normaliser(float(self.alpha)) is SOFTMAX)
+
     def fused(self, built: ScoreTransform) -> Fused | None:
         if isinstance(built, LearnedEntmax):
             return Fused("entmax", excess=torch.sigmoid(built.raw).view(-1, 1, 1))

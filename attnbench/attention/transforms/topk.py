@@ -170,7 +170,7 @@ class TopKSpec(TransformSpec):
 
     def is_softmax(self, keys: int | None = None) -> bool:
         if self.ratio is not None:
-            return self.ratio == 1
+            return self.ratio == 1 or (keys is not None and self.at_least >= keys)
         return not self.k or (keys is not None and self.k >= keys)
 
     def unused(self) -> Iterator[tuple[str, str]]:

@@ -74,6 +74,8 @@ def test_weights_are_dropped_in_training_alone():
 def test_on_a_gpu_softmax_goes_through_it_and_sparse_transforms_through_triton():
     assert choose(site("auto"), "cross").gpu == "sdpa"
     assert choose(site("auto", "sparsemax"), "cross").gpu == "triton"
+    for same in ({"kind": "topk", "k": 0}, {"kind": "topk", "ratio": 1.0}, {"kind": "entmax", "alpha": 1}):
+        assert choose(site("auto", same), "cross").gpu == "sdpa"
     for other in ("sigmoid", {"kind": "topk", "k": 2, "ties": "index"}, {"kind": "topk", "ratio": 0.5}):
         assert choose(site("auto", other), "cross").gpu is None
     assert choose(site("auto", {"kind": "topk_oow", "n": 4}), "encoder_self").gpu is None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
+import pytest
 import torch
 from torch import Tensor
 
 from attnbench.attention.patterns.window import WindowSpec
-from attnbench.attention.transforms.base import ScoreTransform, TransformSpec
+from attnbench.attention.transforms.base import ScoreTransform, TransformSpec, transforms
 from attnbench.attention.transforms.softmax import SoftmaxSpec, softmax
 from attnbench.attention.transforms.topk import TopKSpec
 from attnbench.attention.types import Dims
@@ -56,6 +57,17 @@ def test_a_child_that_builds_otherwise_is_not_called_softmax():
     assert SoftmaxSpec().is_softmax()
     assert not Colder().is_softmax()
     assert Fewer(k=2).is_softmax(2)
+
+
+@pytest.mark.parametrize(("raw", "keys", "wanted"), [
+    ({"kind": "entmax", "alpha": 1}, None, True), ({"kind": "entmax", "alpha": 1.00005}, None, True),
+    ({"kind": "entmax", "alpha": 1.001}, None, False), ({"kind": "entmax", "alpha": "learned"}, None, False),
+    ({"kind": "entmax", "alpha": "learned"}, 1, True), ("sparsemax", 1, True), ("sparsemax", 2, False),
+    ({"kind": "topk", "ratio": 0.5, "at_least": 3}, 3, True), ({"kind": "topk", "ratio": 0.5}, 1, True),
+    ({"kind": "topk", "ratio": 0.5}, 2, False), ("sigmoid", 1, False), ("csparsemax", 1, False),
+])  # fmt: skip
+def test_who_is_softmax_is_told(raw: Any, keys: int | None, wanted: bool):
+    assert transforms.parse(raw).is_softmax(keys) is wanted
 
 
 def test_what_builds_as_its_parent_keeps_the_kernel():
