@@ -147,6 +147,8 @@ class TableSpec(Spec):
     """`label`, or the axis whose values are the rows (its last name will do)."""
     cols: str | None = None
     """The axis whose values are the columns; left out: one line a row, one column a metric."""
+    mean: bool = False
+    """A last column, of what stands in all others of a line but the dense model's (budget inf), on average."""
     value: Annotated[str | list[str], Field(min_length=1)] = "test/bleu"
     """The metric of the cells, the first one where several are named; left out: the task's own."""
     reduce: Literal["mean_std", "mean", "max"] = "mean_std"
@@ -162,6 +164,8 @@ class TableSpec(Spec):
 
     @model_validator(mode="after")
     def _either(self) -> Self:
+        if self.mean and self.cols is None:
+            raise ValueError("mean: is over the columns of a line, and there is one a metric; name an axis in cols")
         for name in self.omit:
             if named := [metric for metric in self.extra if metric == name or metric.startswith(f"{name}/")]:
                 raise ValueError(f"omit: {name} is left out, and extra asks for {named[0]}; drop one of the two")

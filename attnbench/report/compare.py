@@ -146,14 +146,23 @@ class Comparison:
             answers = [row for row in self.rows if row.k == "full" and _meets(row, where)]
         return answers[0] if len(answers) == 1 else None
 
-    def of(self, row: Row, metric: str | None = None) -> Reported | None:
-        """The paper's number for one of our rows; None where the row lies on an axis that the paper's table has not."""
+    def of(self, row: Row, metric: str | None = None, budget: object = None) -> Reported | None:
+        """The paper's number for one of our rows; None where the row lies on an axis that the paper's table has not.
+
+        budget: instead of the row's own.
+        """
         _, label = row.coordinate("label")
-        _, budget = row.coordinate("budget")
+        if budget is None:
+            _, budget = row.coordinate("budget")
         names = [row.label, *([str(label)] if label is not None else [])]
         if not self.others(row.axes):
             names += map(str, row.axes.values())
         return self.find(names, budget, metric)
+
+    def average(self, row: Row, metric: str, values: Sequence[str]) -> Reported | None:
+        """The paper's own average over its budgets, of the system that one of our rows is."""
+        number = self.of(row, budget="avg")
+        return number if number is not None and metric_of(number, values) == metric else None
 
     def others(self, axes: Mapping[str, object]) -> list[str]:
         """The axes beside the one whose value the map knows, and the first of a budget, which is looked up."""

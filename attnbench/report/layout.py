@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 from attnbench.report import names
@@ -14,6 +15,8 @@ from attnbench.report.rows import Row
 
 Mark = Literal["", "best", "tied", "paper"]
 ABSENT = ""
+DENSE = "inf"
+"""The column of the dense model, where columns are budgets."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class View:
     reduce: str
     extra: tuple[str, ...]
     omit: tuple[str, ...] = ()
+    mean: bool = False
 
     @classmethod
     def of(cls, table: Mapping[str, object]) -> View:
@@ -60,6 +64,7 @@ class View:
             reduce=str(table.get("reduce") or "mean_std"),
             extra=_strings(table.get("extra")),
             omit=_strings(table.get("omit")),
+            mean=bool(table.get("mean")),
         )
 
 
@@ -178,12 +183,22 @@ def _grid(title: str, metric: str, lines: Sequence[Line], view: View, ranks: Ran
     for line in lines:
         cells = [line.rows.get(column) for column in columns]
         values = [value_entry(row, metric, view, ranks) if row else Entry() for row in cells]
+        paper = [compared.beside(row, metric, view.values) if row else None for row in cells]
+        if view.mean:
+            values.append(_mean(line, [column for column in columns if column != DENSE], metric, view))
+            paper.append(compared.average(next(iter(line.rows.values())), metric, view.values))
         body.append((Entry(line.title), *values))
-        paper = {column: compared.beside(row, metric, view.values) for column, row in line.rows.items()}
-        if any(paper.values()):
-            body.append((Entry(f"{line.title}, paper", "paper"), *(_paper(paper.get(column)) for column in columns)))
-    head = Column(f"{view.rows} / {view.cols}", left=True)
-    return Sheet(title, (head, *(Column(column) for column in columns)), tuple(body))
+        if any(paper):
+            body.append((Entry(f"{line.title}, paper", "paper"), *map(_paper, paper)))
+    heads = [f"{view.rows} / {view.cols}", *columns, *(["mean"] if view.mean else [])]
+    return Sheet(title, tuple(Column(head, left=not place) for place, head in enumerate(heads)), tuple(body))
+
+
+def _mean(line: Line, columns: Sequence[str], metric: str, view: View) -> Entry:
+    """Over these columns; empty where one of them is."""
+    each = [shown(line.rows[column], metric, view.reduce) if column in line.rows else None for column in columns]
+    numbers = [value for value in each if value is not None]
+    return Entry(names.number(metric, fmean(numbers))) if numbers and len(numbers) == len(each) else Entry()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from attnbench.core.spec import differing
 from attnbench.report import names
 from attnbench.report.collect import STATUSES, Cell, Experiment
 from attnbench.report.compare import Comparison
-from attnbench.report.layout import View
+from attnbench.report.layout import View, pivot
 from attnbench.report.rank import LEVEL, Ranks
 from attnbench.report.results import total_seconds
 from attnbench.report.rows import WHOLE_CELL, Row, said
@@ -186,7 +186,8 @@ def _legend(rows: Sequence[Row], view: View, ranks: Ranks) -> list[str]:
             f"underlined: not significantly worse than the best (paired bootstrap over the {units(rows)[0]} of common "
             f"seeds, {SAMPLES} samples, p >= {LEVEL})"
         )
-    return ["; ".join([said, *marks]), *_untested(ranks)]
+    whole = ["mean: of a line's columns, the dense model's apart"] if view.mean and pivot(rows, view) else []
+    return ["; ".join([said, *marks]), *whole, *_untested(ranks)]
 
 
 def _untested(ranks: Ranks) -> list[str]:

@@ -99,6 +99,26 @@ def test_a_pivot_shows_the_paper_under_each_line(run_folder, tmp_path: Path):
     assert "random, paper" not in text
 
 
+def test_a_pivot_ends_with_the_mean_of_a_line_where_asked(run_folder, tmp_path: Path):
+    rows = "".join(
+        f"  - {{table: 1, dataset: d, metric: BLEU, system: Window, k: {k}, value: {value}, source: paper}}\n"
+        for k, value in ((8, 37.0), (4, 36.0), ("avg", 36.5))
+    )
+    (tmp_path / "reported.yaml").write_text(f"rows:\n{rows}")
+    run = run_folder()
+    for label, scores in (("window", (30.0, 29.0, 40.0)), ("random", (20.0, None, 41.0))):
+        for budget, bleu in zip((8, 4, "inf"), scores, strict=True):
+            run.add(f"{label}-{budget}", 1, bleu, axes={PLACE: label, BUDGET: budget})
+    compare = {"file": "reported.yaml", "where": {"table": "1"}, "map": {"window": "Window"}}
+    table = {"cols": "budget", "mean": True, "compare": compare}
+    text = render(run.grid(table, source=str(tmp_path / "x.yaml")), "md")
+    assert "| label / budget | 8 | 4 | inf | mean |" in text
+    assert "29.00 (1) | 40.00 (1) | 29.50 |\n| *window, paper* | *37.0* | *36.0* |  | *36.5* |" in text
+    assert "| random | 20.00 (1) | queued | **41.00 (1)** |  |" in text
+    assert "- mean: of a line's columns, the dense model's apart" in text
+    assert "mean:" not in render(run.grid({"cols": "budget"}), "md")
+
+
 def test_a_pivot_of_one_line_is_a_list(sweep):
     text = render(sweep.grid({"cols": "budget"}), "md")
     assert [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|")] == [
