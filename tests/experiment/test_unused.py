@@ -52,6 +52,8 @@ BOTH = ", valid: {source: c, target: d}, test: {source: e, target: f}"
     ("model: {kind: lstm, readout: state, attention_dropout: 0.5, attention: {cross: {module: none}}}\n",
      "model.attention_dropout"),
     ("model: {kind: convs2s, heads: 4}\n", "model.heads"),
+    ("model: {kind: lstm, fertility: {kind: predicted, head: regression, weight_of_one: 0.7}, "
+     "attention: {cross: {transform: csparsemax}}}\n", "model.fertility.weight_of_one"),
     ("model: {kind: convs2s, layers: 1, share_attention: true}\n", "model.share_attention"),
     ("train: {optimizer: adamw}\n", "train.optimizer.kind"),
     ("train: {max_steps: 12, validate_every: 12, average: 2}\n", "train.average"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import ClassVar, Literal, Self
 
 import torch
 from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from attnbench.attention.history import last_position
@@ -20,7 +21,8 @@ log = logging.getLogger("attnbench")
 
 
 class PredictedFertility(Fertility):
-    """`sum_f f p_f + slack`, p from a bidirectional LSTM over the source; its weights are fixed once it has learned."""
+    """`sum_f f p_f + slack`, p from a bidirectional LSTM over the source, or `most * sigmoid(w h) + slack`; its weights
+    are fixed once it has learned."""
 
     needs: ClassVar[Needs] = "lessons"
 
@@ -33,7 +35,7 @@ class PredictedFertility(Fertility):
             dropout=spec.dropout if spec.layers > 1 else 0.0,
         )  # fmt: skip
         self.dropout = nn.Dropout(spec.dropout)
-        self.output = nn.Linear(2 * spec.width, spec.most)
+        self.output = nn.Linear(2 * spec.width, 1 if spec.head == "regression" else spec.most)
         self.register_buffer("f1", torch.zeros(()))
         self.register_buffer("accuracy", torch.zeros(()))
         self.f1: Tensor
@@ -41,16 +43,14 @@ class PredictedFertility(Fertility):
         self.requires_grad_(False).train(False)
 
     def forward(self, source: Source) -> Float[Tensor, "B S"]:
-        chances = self._tag(source).softmax(-1)
-        classes = torch.arange(1, self.spec.most + 1, device=chances.device, dtype=chances.dtype)
-        return (chances * classes).sum(-1) + self.spec.slack  # autocast would round a product of matrices
+        return self._expected(self._tag(source)) + self.spec.slack
 
     def train(self, mode: bool = True) -> Self:
         """In eval mode whatever the model does: dropout is for its own training alone."""
         return super().train(False)
 
     def _tag(self, source: Source) -> Float[Tensor, "B S C"]:
-        """Logits of the fertilities 1 to `most`."""
+        """Logits of the fertilities 1 to `most`; of a regression, the one number."""
         embedded = self.dropout(self.table(source.data))
         lengths = source.valid.sum(1).clamp(min=1).cpu()  # torch packs no empty row
         packed = pack_padded_sequence(embedded, lengths, batch_first=True, enforce_sorted=False)
@@ -59,9 +59,28 @@ class PredictedFertility(Fertility):
             padded, _ = pad_packed_sequence(states, batch_first=True, total_length=source.data.shape[1])
             return self.output(self.dropout(padded))
 
+    def _expected(self, logits: Float[Tensor, "... C"]) -> Float[Tensor, "..."]:
+        if self.spec.head == "regression":
+            return self.spec.most * logits[..., 0].sigmoid()
+        classes = torch.arange(1, self.spec.most + 1, device=logits.device, dtype=logits.dtype)
+        return (logits.softmax(-1) * classes).sum(-1)  # autocast would round a product of matrices
+
+    def _likeliest(self, logits: Float[Tensor, "... C"]) -> Int[Tensor, "..."]:
+        """Classes, from 0 on."""
+        if self.spec.head == "regression":
+            return self._expected(logits).round().long().clamp(1, self.spec.most) - 1
+        return logits.argmax(-1)
+
+    def _loss(
+        self, logits: Float[Tensor, "N C"], wanted: Int[Tensor, "N"], weights: Float[Tensor, "M"], reduction: str
+    ) -> Float[Tensor, ""]:
+        if self.spec.head == "regression":
+            return mse_loss(self._expected(logits), wanted + 1.0, reduction=reduction)
+        return cross_entropy(logits, wanted, weights, reduction=reduction)
+
     def learn(self, train: Lessons, valid: Lessons, seed: int) -> None:
-        """Adam on the negative log-likelihood of the true fertilities; the epoch of the best F1 stays, of equal ones
-        that of the least loss."""
+        """Adam on the negative log-likelihood of the true fertilities, or on squared errors; the epoch of the best F1
+        stays, of equal ones that of the least loss."""
         device = self.output.weight.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
             torch.manual_seed(seed)
@@ -79,14 +98,14 @@ class PredictedFertility(Fertility):
             super().train()
             for number in torch.randperm(len(train), generator=order).tolist():
                 source, wanted, words = self._lesson(train[number])
-                loss = cross_entropy(self._tag(source)[words], wanted[words], weights)
+                loss = self._loss(self._tag(source)[words], wanted[words], weights, "mean")
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 optimizer.step()
-            f1, accuracy, nats = self._judge(valid, weights)
+            f1, accuracy, error = self._judge(valid, weights)
             log.info("fertility tagger, epoch %d: F1 %.3f, accuracy %.3f", epoch + 1, f1, accuracy)
-            if (f1, -nats) >= best:  # F1 is 0 until a fertility above 1 is dared, or where there is none
-                best = f1, -nats
+            if (f1, -error) >= best:  # F1 is 0 until a fertility above 1 is dared, or where there is none
+                best = f1, -error
                 self.f1.fill_(f1)
                 self.accuracy.fill_(accuracy)
                 kept = {name: tensor.clone() for name, tensor in self.state_dict().items()}
@@ -110,19 +129,19 @@ class PredictedFertility(Fertility):
     def _judge(self, lessons: Lessons, weights: Tensor) -> tuple[float, float, float]:
         """F1 of positions whose fertility is not 1 (right where the fertility is), accuracy of all, and the loss."""
         super().eval()
-        hits, said, true, right, total, nats = 0, 0, 0, 0, 0, 0.0
+        hits, said, true, right, total, loss = 0, 0, 0, 0, 0, 0.0
         for lesson in lessons:
             source, wanted, words = self._lesson(lesson)
             logits = self._tag(source)
-            nats += float(cross_entropy(logits[words], wanted[words], weights, reduction="sum"))
-            found = logits.argmax(-1)
+            loss += float(self._loss(logits[words], wanted[words], weights, "sum"))
+            found = self._likeliest(logits)
             same = (found == wanted) & words
             hits += int((same & (wanted > 0)).sum())
             said += int(((found > 0) & words).sum())
             true += int(((wanted > 0) & words).sum())
             right += int(same.sum())
             total += int(words.sum())
-        return 2 * hits / max(1, said + true), right / max(1, total), nats
+        return 2 * hits / max(1, said + true), right / max(1, total), loss
 
     def report(self) -> dict[str, float]:
         return {"f1": self.f1.item(), "accuracy": self.accuracy.item()}
@@ -135,6 +154,8 @@ class PredictedFertilitySpec(FertilitySpec):
     kind: Literal["predicted"] = "predicted"
     paper: ClassVar[str] = "Malaviya et al. 2018"
 
+    head: Literal["classes", "regression"] = "classes"
+    """What tells the fertility of a state: the chances of 1 to `most`, or one number between 0 and `most`."""
     slack: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Added to the expected fertility."""
     most: int = Field(default=10, ge=2)
@@ -154,6 +175,10 @@ class PredictedFertilitySpec(FertilitySpec):
     epochs: int = Field(default=5, ge=1)
     """Passes over the training text; the one of the best F1 on the validation text is kept, of equal ones the one of
     the least loss."""
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if self.head == "regression" and self.is_set("weight_of_one"):
+            yield "weight_of_one", "squared errors weigh alike, whatever the fertility"
 
     def build(self, sizes: Sizes) -> PredictedFertility:
         return PredictedFertility(self, sizes.source_vocab, sizes.pad)

@@ -91,6 +91,27 @@ def test_predicted_learns_what_words_and_neighbours_decide(taught):
     assert taught(source)[0, 0] > taught(source)[0, 2] > taught(source)[0, 1]
 
 
+def test_a_regression_learns_them_as_numbers():
+    tagger = build({**SMALL, "head": "regression", "epochs": 25})
+    tagger.learn(drawn(60, 1), drawn(4, 2), seed=5)
+    assert tagger.report()["f1"] > 0.9
+    source = lesson([(4, 1), (8, 1), (3, 2), (5, 1)])
+    found = tagger(source)[0, :4] - 1
+    torch.testing.assert_close(found, torch.tensor([3.0, 1.0, 2.0, 1.0]), atol=0.3, rtol=0)
+    torch.testing.assert_close(found, 4 * tagger._tag(source)[0, :4, 0].sigmoid())
+
+
+def test_a_regression_is_judged_by_the_nearest_fertility(monkeypatch):
+    tagger = build({**SMALL, "head": "regression"})
+    true, said = [1, 1, 2, 4, 3], [0.1, 1.6, 2.4, 3.9, 1.4]  # the classes 1, 2, 2, 4, 1
+    chances = torch.tensor([*said, 2.0], dtype=torch.double) / 4
+    monkeypatch.setattr(tagger, "_tag", lambda source: chances.logit()[None, :, None])
+    f1, accuracy, squares = tagger._judge([lesson([(4, fertility) for fertility in true])], torch.ones(4))
+    assert f1 == pytest.approx(2 * 2 / (3 + 3))
+    assert accuracy == pytest.approx(3 / 5)
+    assert squares == pytest.approx(sum((one - other) ** 2 for one, other in zip(true, said, strict=True)), rel=1e-5)
+
+
 def test_f1_is_of_positions_that_are_right_and_not_1(monkeypatch):
     """Of fertilities above 1, 4 are true and 4 are said, and 2 are those; 4 of 7 words are right in all."""
     true, said = [1, 1, 1, 2, 2, 3, 4], [1, 1, 2, 2, 1, 3, 2]
