@@ -22,7 +22,8 @@ from attnbench.data.base import BOS, PAD, Batch
 from attnbench.models.base import Seq2SeqModel
 from attnbench.search.base import Hypothesis, SpecialIds, searches
 from attnbench.tasks.base import Task, tasks
-from attnbench.tasks.pairs import NO_TOKEN, source_of
+from attnbench.tasks.pairs import NO_TOKEN
+from attnbench.tasks.sources import source_of
 from attnbench.train.optim import optimizers
 from attnbench.train.recorded import Accumulate, accumulator, records
 from attnbench.train.runtime import Runtime

@@ -17,7 +17,7 @@ from attnbench.core.spec import Spec
 from attnbench.core.tree import map_batch
 from attnbench.search.base import Hypothesis, Searcher, computing
 from attnbench.tasks.base import Metrics, Task
-from attnbench.tasks.pairs import source_of
+from attnbench.tasks.sources import source_of
 from attnbench.train.runtime import Runtime
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,9 +13,7 @@ from numpy.typing import NDArray
 
 from attnbench.core import native
 from attnbench.core.errors import AttnbenchError, SpecError
-from attnbench.core.memory import is_full
 from attnbench.core.run_files import REFERENCES
-from attnbench.core.tree import X, map_batch
 from attnbench.data.base import BOS, EOS, PAD, UNK, Batch
 from attnbench.data.batching import rounded
 from attnbench.data.corpus import Data
@@ -29,21 +26,17 @@ from attnbench.metrics.bleu import Score
 from attnbench.metrics.likelihood import perplexity
 from attnbench.metrics.sparsity import SiteSparsity
 from attnbench.models.base import Seq2SeqModel, Sizes, Source
-from attnbench.search.base import Hypothesis, Searcher, SpecialIds, computing
+from attnbench.search.base import Searcher, SpecialIds
 from attnbench.tasks.base import Loss, Metrics, TaskSpec
+from attnbench.tasks.decoding import SENTENCES, Decoded, decode, decode_ids, decode_large
 from attnbench.tasks.lessons import teach
 from attnbench.tasks.loss import IGNORED, output_loss
+from attnbench.tasks.sources import source_of, to_device
 
 log = logging.getLogger("attnbench")
 
-SENTENCES = 64
-"""Sentences at a time, decoded where they are not in batches yet, or taught."""
 LESSON = 1 << 16
 """Tokens of a batch of aligned sources at most, which so many sentences never reach."""
-WIDE_BEAM = 16
-"""Hypotheses a sentence, above which fewer sentences are searched at once."""
-ON_A_GPU = 1 << 15
-"""Tokens a side, at least, of a batch that is decoded there: a step of so many takes no longer than one of few."""
 NO_TOKEN = -1
 """An id that no output can hold."""
 SAMPLE = 256
@@ -161,52 +154,20 @@ class PairTask(ABC):
             count += self.count(batch)
         return {"loss": nats / max(1, count), "ppl": perplexity(nats, count) or float("nan")}
 
-    @torch.no_grad()
     def decode(
         self, model: Seq2SeqModel, batches: Iterable[Batch], searcher: Searcher, *, to_limit: bool = False
-    ) -> dict[int, Hypothesis]:
-        device = next(model.parameters()).device
-        special = self.special._replace(eos=NO_TOKEN) if to_limit else self.special
-        decoded: dict[int, Hypothesis] = {}
-        with computing(model, searcher.spec):
-            for batch in batches:
-                found = searcher(model, source_of(batch, device), special)
-                decoded |= {line: best[0] for line, best in zip(batch.index.tolist(), found, strict=True)}
-        return decoded
+    ) -> Decoded:
+        return decode(model, batches, searcher, self.special._replace(eos=NO_TOKEN) if to_limit else self.special)
 
     def _decode_all(
         self, model: Seq2SeqModel, data: Data, split: str, searcher: Searcher, tokens: int,
         lines: NDArray[np.int64] | None = None,
-    ) -> dict[int, Hypothesis]:  # fmt: skip
-        """A split, or its pairs at `lines`: as much at once as a GPU does in the time of one batch, in halves where its
-        memory is too small."""
-        most = max(tokens, ON_A_GPU) if next(model.parameters()).device.type == "cuda" else tokens
-        most = _at_once(searcher, most)
-        decoded: dict[int, Hypothesis] = {}
-        full = sys.maxsize  # places of a batch that was too large
-        with computing(model, searcher.spec):
-            for whole in data.eval_batches(split, tokens=most, lines=lines):
-                waiting = [whole]
-                while waiting:
-                    batch = waiting.pop()
-                    places, single = batch.source.numel(), len(batch.index) == 1
-                    found = None
-                    if single or places < full:
-                        try:
-                            found = self.decode(model, [batch], searcher)
-                        except RuntimeError as error:
-                            if single or not is_full(error):
-                                raise
-                            full = places
-                            log.warning(
-                                "the GPU's memory is too small to decode %d sentences at once", len(batch.index)
-                            )
-                    if found is None:  # outside of the handler, which holds what was computed
-                        torch.cuda.empty_cache()
-                        waiting += _halves(batch)
-                    else:
-                        decoded |= found
-        return decoded
+    ) -> Decoded:  # fmt: skip
+        """A split, or its pairs at `lines`."""
+        return decode_large(
+            model, lambda most: data.eval_batches(split, tokens=most, lines=lines), searcher, tokens,
+            lambda batch: self.decode(model, [batch], searcher),
+        )  # fmt: skip
 
     def evaluate(
         self, model: Seq2SeqModel, data: Data, split: str, searcher: Searcher, tokens: int, *, brief: bool = False
@@ -234,10 +195,8 @@ class PairTask(ABC):
         lines = [data.target_vocabulary.decode(decoded[line].tokens) for line in chosen.tolist()]
         return self.bleu(lines, [pairs.target[line] for line in chosen.tolist()]).value
 
-    @torch.no_grad()
     def translate(self, model: Seq2SeqModel, data: Data, lines: Sequence[str], searcher: Searcher) -> list[str]:
         """Outputs for raw source lines as a person is shown them, in their order."""
-        device = next(model.parameters()).device
         encoded = [[*data.source_vocabulary.encode(line), EOS] for line in data.tokenize(lines)]
         unknown = sum(ids.count(UNK) for ids in encoded)
         if unknown:  # as where the case or the language is another
@@ -249,31 +208,20 @@ class PairTask(ABC):
                     f"line {number} has {len(ids)} tokens, and the model reads {model.max_length}; cut it, or give "
                     "--set model.max_length=N, if its positions are not learned ones"
                 )
-        found = {line: "" for line, ids in enumerate(encoded) if len(ids) == 1}  # nothing is said there
-        order = sorted(set(range(len(encoded))) - found.keys(), key=lambda line: len(encoded[line]))
-        with computing(model, searcher.spec):
-            sentences = _at_once(searcher, SENTENCES)
-            for start in range(0, len(order), sentences):
-                chosen = order[start : start + sentences]
-                rows = [torch.tensor(encoded[line]) for line in chosen]
-                padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD).to(device)
-                best = searcher(model, Source(padded, padded != PAD), self.special)
-                found |= {
-                    line: data.target_vocabulary.decode(each[0].tokens) for line, each in zip(chosen, best, strict=True)
-                }
-        return self.written(data, [found[line] for line in range(len(encoded))])
+        said = [line for line, ids in enumerate(encoded) if len(ids) > 1]  # of an empty one nothing is
+        best = decode_ids(model, [encoded[line] for line in said], searcher, self.special)
+        found = dict(zip(said, (data.target_vocabulary.decode(each.tokens) for each in best), strict=True))
+        return self.written(data, [found.get(line, "") for line in range(len(encoded))])
 
     @torch.no_grad()
     def inspect(self, model: Seq2SeqModel, data: Data, split: str, tokens: int) -> Metrics:
         device = next(model.parameters()).device
         sites = SiteSparsity()
         seen = 0
-        for whole in data.eval_batches(split, tokens=tokens):
-            chosen = whole.index < SAMPLE
-            if not chosen.any():
-                continue
-            batch = to_device(map_batch(lambda tensor, chosen=chosen: tensor[chosen], whole), device)
-            seen += int(chosen.sum())
+        first = np.arange(min(SAMPLE, len(data.split(split))))
+        for batch in data.eval_batches(split, tokens=tokens, lines=first):
+            batch = to_device(batch, device)
+            seen += len(batch.index)
             memory = model.encode(source_of(batch), need_weights=True)
             maps = model.decode(memory, batch.target_in, need_weights=True).maps or {}
             for site, layers in maps.items():
@@ -292,28 +240,6 @@ def _or_shorter(recipe: Recipe, split: str) -> str:
     return ", or lower task.max_length (in words)" if split == "train" else ""
 
 
-def _at_once(searcher: Searcher, most: int) -> int:
-    """How many sentences, or tokens of them, are searched at once where `most` are by a usual beam: a wide one takes
-    the memory of many."""
-    return max(1, most * WIDE_BEAM // max(searcher.spec.places, WIDE_BEAM))
-
-
-def _halves(batch: Batch) -> list[Batch]:
-    middle = len(batch.index) // 2
-    return [map_batch(lambda tensor, rows=rows: tensor[rows], batch) for rows in (slice(middle), slice(middle, None))]
-
-
-def to_device(tree: X, device: torch.device) -> X:
-    """To a GPU without waiting for it: what is asked of it next finds the tensors there."""
-
-    def move(tensor: torch.Tensor) -> torch.Tensor:
-        if device.type == "cuda" and tensor.device.type == "cpu":
-            return tensor.pin_memory().to(device, non_blocking=True)
-        return tensor.to(device)
-
-    return map_batch(move, tree)
-
-
 def _without_padding(batch: Batch) -> torch.Tensor | None:
     """The places that hold target tokens, so that padding never reaches the vocabulary; None where they cannot be told
     without waiting."""
@@ -328,9 +254,3 @@ def _lessons(aligned: Data) -> tuple[list[Source], list[Source]]:
         for split in ("train", "valid")
     )
     return train, valid
-
-
-def source_of(batch: Batch, device: torch.device | None = None) -> Source:
-    """What the model sees of a batch's sources, on `device` or where they are."""
-    moved = batch if device is None else to_device(batch, device)
-    return Source(moved.source, moved.source_valid, None if moved.fertility is None else moved.fertility.float())

@@ -30,7 +30,7 @@ from attnbench.models.base import models as specs
 from attnbench.models.convs2s import ConvS2SSpec
 from attnbench.models.lstm import LstmSpec
 from attnbench.models.transformer import TransformerSpec
-from attnbench.tasks.pairs import source_of
+from attnbench.tasks.sources import source_of
 from attnbench.train.runtime import Runtime
 
 CPU = torch.device("cpu")

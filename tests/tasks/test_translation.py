@@ -19,10 +19,9 @@ from attnbench.data.corpus import Data
 from attnbench.models.base import Seq2SeqModel, Source
 from attnbench.models.transformer import TransformerSpec
 from attnbench.search.base import Hypothesis, SpecialIds
-from attnbench.search.beam import BeamSpec
 from attnbench.search.greedy import GreedySpec
+from attnbench.tasks import decoding, translation
 from attnbench.tasks import pairs as pair_tasks
-from attnbench.tasks import translation
 from attnbench.tasks.translation import Translation, TranslationSpec
 
 DEMO: dict[str, Any] = {"kind": "demo", "pairs": 1500, "held_out": 23}
@@ -246,7 +245,7 @@ def test_on_a_gpu_more_is_decoded_at_once(data, task, monkeypatch):
     task.evaluate(there, watched, "valid", Oracle(data, "valid"), 60)
     task.sample_bleu(there, watched, Oracle(data, "train"), 60, 5)
     task.evaluate(there, watched, "valid", Oracle(data, "valid"), 1 << 20)
-    assert asked[2:] == [pair_tasks.ON_A_GPU, pair_tasks.ON_A_GPU, 1 << 20]
+    assert asked[2:] == [decoding.ON_A_GPU, decoding.ON_A_GPU, 1 << 20]
 
 
 def test_speed_counts_the_tokens_that_were_produced(data, task):
@@ -358,16 +357,8 @@ def test_compounds_are_split_when_asked_for(data):
     assert split.values["bleu"] == pytest.approx(100)
 
 
-def test_a_wide_beam_takes_fewer_sentences_at_once():
-    narrow, wide, widest = (BeamSpec(size=size).build() for size in (5, 64, 5000))
-    assert pair_tasks._at_once(narrow, 4096) == 4096
-    assert pair_tasks._at_once(wide, 4096) == 1024
-    assert pair_tasks._at_once(widest, 64) == 1
-    assert pair_tasks._at_once(GreedySpec().build(), 64) == 64
-
-
 def test_translate_keeps_the_order_of_lines(data, task, monkeypatch):
-    monkeypatch.setattr(pair_tasks, "SENTENCES", 4)
+    monkeypatch.setattr(decoding, "SENTENCES", 4)
     oracle, pairs = Oracle(data, "test"), data.split("test")
     lines = list(pairs.source)[:10]
     found = task.translate(build(task.spec), data, lines, oracle)
