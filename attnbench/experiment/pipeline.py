@@ -148,6 +148,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
             {"event": f"from step {done[-1]} on last digits are others than they would have been: {'; '.join(others)}"}
         )
     seed_everything(derive(spec.seed, "train"))
+    runtime.forget_peak()
     validator = GreedySpec().build() if spec.train.validate_bleu else None
     width = spec.model.state_width or 1  # where there is none no schedule reads it
     steps: list[int] = []

@@ -55,10 +55,15 @@ class Runtime:
         return numbers
 
     def peak_memory_mb(self) -> float | None:
-        """Most device memory taken so far; None on a processor."""
+        """Most device memory taken since `forget_peak`, else since the process began; None on a processor."""
         if self.device.type != "cuda":
             return None
         return torch.cuda.max_memory_allocated(self.device) / 2**20
+
+    def forget_peak(self) -> None:
+        """Let `peak_memory_mb` begin again with what is taken now: a process may train one model after another."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
 
     def synchronize(self) -> None:
         """Wait for the device, so that a clock read next is true."""

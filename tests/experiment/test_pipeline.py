@@ -91,6 +91,27 @@ def test_a_process_is_set_up_before_it_multiplies(bench: Any, monkeypatch: pytes
     assert found == ["keep_freed_memory", "keep_few_products", "use_onednn_float32"]
 
 
+def test_each_cell_of_a_process_logs_the_memory_that_it_took_itself(bench: Any, monkeypatch: pytest.MonkeyPatch):
+    peak = 0
+
+    def forget(_: Runtime) -> None:
+        nonlocal peak
+        peak = 0
+
+    def grown(_: Runtime) -> int:
+        nonlocal peak
+        peak += 1
+        return peak
+
+    monkeypatch.setattr(Runtime, "forget_peak", forget)
+    monkeypatch.setattr(Runtime, "peak_memory_mb", grown)
+    experiment = bench.experiment()
+    bench.run(experiment, jobs=1)
+    for index in range(2):
+        log = read_jsonl(bench.cell(experiment, index) / "metrics.jsonl")
+        assert [line["train/max_mem_mb"] for line in log if "train/max_mem_mb" in line] == [1, 2, 3, 4]
+
+
 def test_a_listener_hears_every_line_of_the_log(bench: Any):
     folder, _, heard = finish(bench, bench.experiment())
     lines = read_jsonl(folder / "metrics.jsonl")

@@ -27,6 +27,18 @@ def test_products_are_computed_in_the_precision_asked_for(precision: str, kind: 
     assert runtime.peak_memory_mb() is None
 
 
+def test_the_peak_of_memory_is_forgotten_on_the_device_that_is_asked(monkeypatch: pytest.MonkeyPatch):
+    peak = {"cuda:1": 3 * 2**20}
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak[str(device)])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peak.update({str(device): 2**20}))
+    runtime = Runtime(torch.device("cuda", 1))
+    assert runtime.peak_memory_mb() == 3
+    runtime.forget_peak()
+    assert runtime.peak_memory_mb() == 1
+    Runtime(torch.device("cpu")).forget_peak()
+    assert peak == {"cuda:1": 2**20}
+
+
 def test_a_processor_without_mkldnn_multiplies_no_bfloat16(monkeypatch: pytest.MonkeyPatch):
     here = torch.device("cpu")
     assert choose_runtime(here, "fp32").precision == "fp32"
