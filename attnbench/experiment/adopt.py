@@ -21,14 +21,14 @@ _UNSAVED = (CHECKPOINTS, LOCK, ERROR, TRACEBACK)
 """What a copy of a finished cell leaves behind."""
 
 
-def adopt(root: Path, cell: Cell, elsewhere: Iterable[Path], content: str | None = None) -> Path | None:
-    """Copy the finished cell of the same digest from one of the folders `elsewhere`, checkpoints aside.
+def adopt(root: Path, cell: Cell, finished: Mapping[str, Sequence[Path]], content: str | None = None) -> Path | None:
+    """Copy the finished cell of the same digest from another table, checkpoints aside. finished: of `finished_in`.
 
     content: hash of the data prepared here; a cell made from other data is not the same run. None: not known.
     Returns where it was found, None if nowhere: the same run need not be made twice for two tables.
     """
     target = cell_folder(root, cell.folder)
-    found = find_done(root, cell, finished_in(elsewhere, cell.digest[:8]), content)
+    found = find_done(root, cell, finished, content)
     if found is not None:
         try:
             with locked(target / LOCK):
@@ -46,11 +46,11 @@ def share(root: Path, done: Cell, twin: Cell) -> None:
         _copy(cell_folder(root, done.folder), target)
 
 
-def finished_in(places: Iterable[Path], digest: str = "*") -> dict[str, list[Path]]:
-    """The folders of finished cells, by the part of their digest that ends their names. digest: of no other part."""
+def finished_in(places: Iterable[Path]) -> dict[str, list[Path]]:
+    """The folders of finished cells, by the part of their digest that ends their names."""
     found: dict[str, list[Path]] = defaultdict(list)
     for place in places:
-        for result in sorted(place.glob(f"**/{CELLS}/*-{digest}/{RESULT}")):
+        for result in sorted(place.glob(f"**/{CELLS}/*-*/{RESULT}")):
             found[result.parent.name.rpartition("-")[2]].append(result.parent)
     return found
 

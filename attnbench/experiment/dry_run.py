@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import logging
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.core.run_files import cell_folder
-from attnbench.experiment.adopt import find_done, finished_in
+from attnbench.experiment.adopt import find_done
 from attnbench.experiment.finished import (
     content_of,
     damaged_results,
-    elsewhere,
+    finished_elsewhere,
     is_prepared,
     of_other_data,
     warn_of_changed_code,
@@ -45,7 +44,7 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
         log.warning("%s is not what it was when it was prepared; a run prepares it again", file)
     if not settings.fresh:
         _warn_of_other_data(root, sound, unsettled, settings)
-    finished = functools.cache(lambda: finished_in(elsewhere(experiment, settings)))
+    finished = finished_elsewhere(experiment, settings)
     perhaps = 0
     cells, pending, taken = [], [], []
     for cell in experiment.cells:
@@ -76,7 +75,7 @@ def dry_run(experiment: Experiment, settings: Settings) -> dict[str, Any]:
             }
         )
     warn_of_changed_code(taken)
-    warn_of_results_not_taken(root, pending, experiment, settings)
+    warn_of_results_not_taken(root, pending, finished, settings)
     if perhaps:
         log.warning(
             "%d cells are done elsewhere, where that was of the same text: `attnbench prepare` settles it", perhaps

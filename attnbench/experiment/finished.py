@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from attnbench.core.errors import AttnbenchError
@@ -21,8 +21,13 @@ from attnbench.experiment.settings import Settings
 log = logging.getLogger("attnbench")
 
 
-def take_finished(root: Path, cell: Cell, experiment: Experiment, settings: Settings) -> bool:
-    """Whether the cell is done, here or elsewhere; its result is then in its folder, with the corpus's text.
+Finished = Callable[[], Mapping[str, Sequence[Path]]]
+"""Gives what `finished_in` found in other tables."""
+
+
+def take_finished(root: Path, cell: Cell, finished: Finished, settings: Settings) -> bool:
+    """Whether the cell is done, here or elsewhere; its result is then in its folder, with the corpus's text. finished:
+    of `finished_elsewhere`.
 
     Raises AttnbenchError for a result that was made from other data than are prepared now.
     """
@@ -31,7 +36,7 @@ def take_finished(root: Path, cell: Cell, experiment: Experiment, settings: Sett
             raise AttnbenchError(other)
         _restore_texts(root, cell, settings)
         return True
-    origin = adopt(root, cell, elsewhere(experiment, settings), content_of(cell, settings))
+    origin = adopt(root, cell, finished(), content_of(cell, settings))
     if origin is not None:
         log.info("[%s, seed %d] taken from %s", cell.label, cell.seed, origin)
         if git_state()[1] or read_result(origin).get("dirty"):
@@ -72,16 +77,21 @@ def _restore_texts(root: Path, cell: Cell, settings: Settings) -> None:
         log.warning("%s: the corpus's text could not be put beside the outputs (%s)", outputs, error)
 
 
-def elsewhere(experiment: Experiment, settings: Settings) -> list[Path]:
-    """Where finished cells of other tables may be: committed beside the spec, or among the runs."""
+def finished_elsewhere(experiment: Experiment, settings: Settings) -> Finished:
+    """The finished cells of other tables: committed beside the spec, or among the runs.
+
+    Every folder of every run is looked at for it: once, when it is first called. One that is finished after that is
+    trained here all the same, as each has been looked for before the first is trained; in the table's own folder, other
+    processes' cells are seen whenever they are done (executor.attempt).
+    """
     path = experiment.document.path
     places = [*([path.parent / "results"] if path is not None else []), settings.runs]
-    return [place for place in places if place.is_dir()]
+    return functools.cache(lambda: finished_in(place for place in places if place.is_dir()))
 
 
-def warn_of_results_not_taken(root: Path, cells: Iterable[Cell], experiment: Experiment, settings: Settings) -> None:
+def warn_of_results_not_taken(root: Path, cells: Iterable[Cell], finished: Finished, settings: Settings) -> None:
     """Say which cells that will be trained are done elsewhere, of other data: of an older way to prepare them, say."""
-    finished, others = functools.cache(lambda: finished_in(elsewhere(experiment, settings))), []
+    others = []
     for cell in {cell.digest: cell for cell in cells}.values():
         content = content_of(cell, settings)
         found = None if content is None or is_done(root, cell) else find_done(root, cell, finished())

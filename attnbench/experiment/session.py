@@ -13,6 +13,7 @@ from attnbench.experiment.adopt import share
 from attnbench.experiment.executor import CellOutcome, choose_executor
 from attnbench.experiment.finished import (
     damaged_results,
+    finished_elsewhere,
     is_prepared,
     may_have_changed,
     take_finished,
@@ -43,7 +44,8 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
         log.warning("%s", reason)  # before hours go into what is to be done first
     cells = {cell.folder: cell for cell in experiment.cells if cell.folder not in damaged}.values()
     prepare_data([cell for cell in cells if may_have_changed(cell, settings)], settings)
-    done = [] if settings.fresh else [cell for cell in cells if take_finished(root, cell, experiment, settings)]
+    finished = finished_elsewhere(experiment, settings)
+    done = [] if settings.fresh else [cell for cell in cells if take_finished(root, cell, finished, settings)]
     if done:
         log.info("%d of %d cells are done already", len(done), len(cells) + len(damaged))
         warn_of_changed_code((cell, cell_folder(root, cell.folder)) for cell in done)
@@ -58,7 +60,7 @@ def run_grid(experiment: Experiment, settings: Settings, command: str) -> Iterat
     twins = [cell for cell in cells if cell not in done and cell not in pending]
     prepare_data([cell for cell in pending if not is_prepared(cell, settings)], settings)
     if not settings.fresh:
-        warn_of_results_not_taken(root, pending, experiment, settings)
+        warn_of_results_not_taken(root, pending, finished, settings)
     write_grid(root, experiment, command)
     written = (root / GRID).read_bytes()
     if pending and choose_device(settings.device).type == "cpu" and (lacking := native.lacking()):

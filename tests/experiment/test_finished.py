@@ -36,6 +36,24 @@ def test_the_same_run_in_another_experiment_is_done(bench: Any, ran: list[Cell])
     assert [outcome.cell.label for outcome in bench.run(other)] == ["budget-2"]
 
 
+def test_other_tables_are_looked_through_once_for_all_cells(bench: Any, ran: list[Cell], monkeypatch: Any):
+    bench.run(bench.experiment({"name": "one"}))
+    looked, glob = [], Path.glob
+
+    def watched(self: Path, pattern: str) -> Any:
+        looked.append(pattern)
+        return glob(self, pattern)
+
+    monkeypatch.setattr(Path, "glob", watched)
+    other = bench.experiment({"name": "two", "grid": {"axes": {"model.attention.default.budget": [2, 4, 1, "inf"]}}})
+    dry_run(other, bench.settings())
+    assert sum("result.json" in pattern for pattern in looked) == 1
+    assert [outcome.cell.label for outcome in bench.run(other)] == ["budget-2", "budget-4"]
+    assert sum("result.json" in pattern for pattern in looked) == 2
+    assert bench.run(other) == []  # all is done here: nothing is looked for
+    assert sum("result.json" in pattern for pattern in looked) == 2
+
+
 def test_results_taken_over_have_the_text_of_the_corpus_again(bench: Any):
     """A saved table holds none of it; paired tests and examples need it."""
     experiment = bench.experiment()
