@@ -157,6 +157,7 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
         outcome = train(
             task, model, data, spec.train,
             seed=spec.seed, width=width, recorder=Teller(run, listen), runtime=runtime, validator=validator,
+            shared=lambda: cores.seconds or 0.0,
         )  # fmt: skip
         if outcome.scorable:
             steps = choose_weights(model, run.checkpoints, outcome, spec.train)
@@ -175,8 +176,10 @@ def run_cell(cell: Cell, run: Run, place: Place, listen: Listener) -> dict[str, 
     result[MECHANISMS] = {**trained_with(run.folder), **member_files(spec.search)}
     result["backends"] = chosen(model)
     result["metrics"]["params"] = _size(model)
-    result["shared_seconds"] = cores.seconds
-    result["total_seconds"] = time.perf_counter() - started + outcome.resumed_seconds - run.borrowed_seconds
+    borrowed = run.borrowed_seconds
+    earlier = 0.0 if borrowed else outcome.resumed_shared  # what is borrowed counts in neither
+    result["shared_seconds"] = cores.seconds if not earlier else (cores.seconds or 0.0) + earlier
+    result["total_seconds"] = time.perf_counter() - started + outcome.resumed_seconds - borrowed
     run.finish(result)
     return result
 

@@ -54,11 +54,13 @@ class Update(NamedTuple):
 
 
 class TrainingOutcome(NamedTuple):
-    """Where a training stood when it ended. resumed_seconds: training time that lies before this call."""
+    """Where a training stood when it ended. resumed_seconds: training time that lies before this call, resumed_shared:
+    of it, in which other programs used the same cores."""
 
     state: TrainState
     ending: Ending
     resumed_seconds: float = 0.0
+    resumed_shared: float = 0.0
 
     @property
     def diverged(self) -> bool:
@@ -82,11 +84,13 @@ def train(
     recorder: Recorder,
     runtime: Runtime,
     validator: Searcher | None = None,
+    shared: Callable[[], float] = lambda: 0.0,
 ) -> TrainingOutcome:
     """Train from the newest checkpoint, or from the start, to the end that the spec names.
 
     Bit-equal on a processor however often it is cut off and called again: everything the next update depends on is
     in the checkpoint. width: the model's D, which Noam's rule reads. validator: decodes at validations, if they do.
+    shared: gives the seconds so far in which other programs used the same cores.
     A training that diverges ends there, with its best checkpoint kept; that is an outcome, not an error. So is one that
     goes to its end with a loss far above what it had been: gates that saturate keep every number finite.
     """
@@ -97,15 +101,15 @@ def train(
         state = load_checkpoint(recorder.checkpoints, done[-1], model, optimizer)
         _prune(recorder.checkpoints, state, spec)  # a kill may have come between the last checkpoint and this
     recorder.rewind(state.step)
-    before = state.seconds
+    before = state.seconds, state.shared_seconds
     ending = ending_of(state, spec)
     if ending:
-        return TrainingOutcome(state, ending, before)
+        return TrainingOutcome(state, ending, *before)
     gradients_of = accumulator(task, model, spec.label_smoothing, runtime, spec.normalization)
     stream = data.batches(seed, tokens=spec.batch_tokens, start=Cursor(*state.cursor))
     model.train()
     under_way: list[Update] = []
-    clock = native.clock()
+    clock, beside = native.clock(), shared()
     while True:
         pairs = list(itertools.islice(stream, spec.accumulate))
         _require_epochs(spec, state, pairs[-1][0])
@@ -136,9 +140,11 @@ def train(
             failed, norm = _read(under_way, 0, state)
             if failed is not None:
                 return _diverged(failed, f"{LOST} is not finite", state, recorder, before)
-        now = native.clock()
+        now, noticed = native.clock(), shared()
         seconds, clock = now - clock, now
         state.seconds += seconds
+        state.shared_seconds += noticed - beside
+        beside = noticed
         for window in (state.window, state.passed):
             window.seconds += seconds
         if logs:
@@ -162,9 +168,9 @@ def train(
             ending = ending_of(state, spec)
             save_checkpoint(recorder.checkpoints, model, optimizer, state)
             _prune(recorder.checkpoints, state, spec)
-            clock = native.clock()
+            clock, beside = native.clock(), shared()
         if ending:
-            return TrainingOutcome(state, ending, before)
+            return TrainingOutcome(state, ending, *before)
 
 
 def _read(under_way: list[Update], ahead: int, state: TrainState) -> tuple[int | None, float | None]:
@@ -230,8 +236,10 @@ def _place(task: Task, model: nn.Module, batches: list[Any], spec: TrainSpec, ru
     return first_nonfinite(model, forward)
 
 
-def _diverged(step: int, seen: str, state: TrainState, recorder: Recorder, before: float) -> TrainingOutcome:
+def _diverged(
+    step: int, seen: str, state: TrainState, recorder: Recorder, before: tuple[float, float]
+) -> TrainingOutcome:
     epoch = epoch_of(state, step)
     text = f"diverged at step {step}, in epoch {epoch}: {seen}"
     recorder.log({"step": step, "event": text})
-    return TrainingOutcome(state, Ending("diverged", step, epoch, text, seen), before)
+    return TrainingOutcome(state, Ending("diverged", step, epoch, text, seen), *before)

@@ -50,7 +50,8 @@ class TrainState:
     cursor: (epoch, pool, batch) of the next batch. best: value of the selection metric at best_step. passed: what was
     seen of this epoch. least, newest: the least validation loss and the last one, in nats a token. lowest: the least
     training loss of an epoch, or that of the first update. risen: where it left that behind for good, so far: the first
-    such epoch and its last update, and the loss of the latest: (update, epoch, loss).
+    such epoch and its last update, and the loss of the latest: (update, epoch, loss). shared_seconds: those of
+    `seconds` in which other programs used the same cores.
     """
 
     step: int = 0
@@ -66,6 +67,7 @@ class TrainState:
     lowest: float | None = None
     risen: tuple[int, int, float] | None = None
     newest: float | None = None
+    shared_seconds: float = 0.0
 
 
 def _name(step: int) -> str:

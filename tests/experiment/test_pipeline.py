@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import shutil
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import attnbench
+from attnbench.core.contention import Shared
 from attnbench.core.errors import AttnbenchError, DataError
 from attnbench.core.files import read_jsonl
 from attnbench.experiment import pipeline
@@ -226,6 +228,29 @@ def test_a_resumed_cell_keeps_each_environment(bench: Any, monkeypatch: pytest.M
         (0, "one"), (4, "two"),
     ]  # fmt: skip
     assert (result["commit"], result["dirty"]) == ("two", True)
+
+
+class Busy:
+    """Cores that another program takes for 1,000 seconds between any two looks."""
+
+    looks = 0
+
+    @property
+    def seconds(self) -> float:
+        self.looks += 1
+        return 1000.0 * self.looks
+
+
+@pytest.mark.parametrize("counted", [0.0, None])
+def test_a_resumed_cell_keeps_the_seconds_in_which_others_used_the_cores(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, counted: float | None
+):
+    """A training of hours beside other programs may end alone in a minute."""
+    met = iter([Busy(), Shared(counted)])
+    monkeypatch.setattr(pipeline, "relieved", lambda *_: nullcontext(next(met)))
+    cut_off(bench, monkeypatch)
+    _, result, _ = finish(bench, bench.experiment())
+    assert result["shared_seconds"] == 4000  # one look at each update
 
 
 @pytest.mark.parametrize(("later", "told"), [

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import itertools
 import json
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from attnbench.core.contention import Shared
 from attnbench.core.files import read_jsonl
 from attnbench.core.lock import locked
 from attnbench.experiment import pipeline, sharing
@@ -49,6 +52,18 @@ def test_cells_that_differ_in_search_alone_train_once(bench: Any, jobs: int):
         assert (own / "hyps" / "test.txt").read_bytes() == (folder / "hyps" / "test.txt").read_bytes()
     found = json.loads((second / "result.json").read_text())["metrics"]
     assert found["train/tokens"] == json.loads((first / "result.json").read_text())["metrics"]["train/tokens"]
+
+
+def test_a_training_that_is_borrowed_counts_in_no_seconds_of_the_borrower(bench: Any, monkeypatch: pytest.MonkeyPatch):
+    looks = itertools.count()
+    busy = type("Busy", (), {"seconds": property(lambda _: 1000.0 * next(looks))})()
+    met = iter([busy, Shared(7.0)])
+    monkeypatch.setattr(pipeline, "relieved", lambda *_: nullcontext(next(met)))
+    experiment = bench.experiment({**BEAMS, "name": "shared"})
+    bench.run(experiment, jobs=1)
+    first, second = (json.loads((bench.cell(experiment, index) / "result.json").read_text()) for index in range(2))
+    assert first["shared_seconds"] > 1000
+    assert second["shared_seconds"] == 7
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,30 @@ def test_lines_past_the_checkpoint_are_cut(toys: Any):
     assert [line["step"] for line in toy.log.lines] == [1, 2, 3, 4, 4, 5, 6, 6]
 
 
+def test_seconds_with_other_programs_on_the_cores_are_those_of_all_attempts(toys: Any):
+    """As its seconds are: of updates that a checkpoint holds, without validations."""
+    toy, busy = toys(max_steps=6, validate_every=4), 0.0
+    validate = toy.task.validate
+
+    def update(batch: Any) -> None:
+        nonlocal busy
+        busy += 1
+        if len(toy.task.seen) == 6:
+            raise Killed
+
+    def validated(*given: Any) -> Any:
+        nonlocal busy
+        busy += 100
+        return validate(*given)
+
+    toy.task.before_loss, toy.task.validate = update, validated
+    toy.options["shared"] = lambda: busy
+    with pytest.raises(Killed):
+        toy()
+    outcome = toy()
+    assert (outcome.resumed_shared, outcome.state.shared_seconds) == (4, 6)
+
+
 def test_a_damaged_checkpoint_stops_the_training_and_the_mend_helps(toys: Any, tmp_path: Path):
     whole, toy = toys(name="whole"), toys()
     whole()

@@ -48,17 +48,20 @@ def stepped(seed: int) -> tuple[Tied, torch.optim.Optimizer]:
     return model, optimizer
 
 
-STATE = TrainState(7, (2, 3, 4), -1.5, 5, 1, 99, 1.25, Window(1.0, 2.0, 3, 4.0), Window(5.0, 6.0, 7, 8.0))
+STATE = TrainState(
+    7, (2, 3, 4), -1.5, 5, 1, 99, 1.25, Window(1.0, 2.0, 3, 4.0), Window(5.0, 6.0, 7, 8.0), shared_seconds=1.0
+)
 
 
-def test_a_checkpoint_from_before_epochs_were_summed_up(tmp_path: Path):
+def test_a_checkpoint_from_before_epochs_and_shared_seconds_were_summed_up(tmp_path: Path):
     model, optimizer = stepped(1)
     save_checkpoint(tmp_path, model, optimizer, STATE)
     path = tmp_path / "step-7" / "state.pt"
     content = torch.load(path, weights_only=True)
-    del content["train"]["passed"]
+    del content["train"]["passed"], content["train"]["shared_seconds"]
     torch.save(content, path)
-    assert load_checkpoint(tmp_path, 7, model, optimizer) == replace(STATE, passed=Window())
+    found = load_checkpoint(tmp_path, 7, model, optimizer)
+    assert found == replace(STATE, passed=Window(), shared_seconds=0.0)
 
 
 def test_a_checkpoint_restores_everything(tmp_path: Path):
