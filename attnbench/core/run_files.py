@@ -1,8 +1,11 @@
-"""What the files of a run are called: a table's in runs/<name>, a cell's in runs/<name>/cells/<its folder>."""
+"""What the files of a run are called: a table's in runs/<name>, a cell's in runs/<name>/cells/<its folder>; and
+the reader of the one that several floors read."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 SPEC = "spec.yaml"
 """As it was given in a table's folder, resolved in a cell's."""
@@ -28,3 +31,18 @@ LOCK = "lock"
 def cell_folder(root: Path, name: str) -> Path:
     """The folder of the cell called `name` in the table's folder `root`."""
     return root / CELLS / name
+
+
+def read_tests(path: Path) -> dict[str, float]:
+    """What a significance.json remembers, p of each; nothing where it is absent or damaged: tests can be made again."""
+    try:
+        kept = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(kept, dict) or not all(map(_is_p, kept.values())):
+        return {}
+    return {key: float(p) for key, p in kept.items()}
+
+
+def _is_p(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from attnbench.core.errors import AttnbenchError
 from attnbench.core.files import write_atomic, write_json
 from attnbench.core.lock import LockedError, locked
-from attnbench.core.run_files import CELLS, CHECKPOINTS, ERROR, LOCK, RESULT, TESTS, TRACEBACK, cell_folder
+from attnbench.core.run_files import CELLS, CHECKPOINTS, ERROR, LOCK, RESULT, TESTS, TRACEBACK, cell_folder, read_tests
 from attnbench.experiment.grid import Cell
 from attnbench.experiment.run import read_result
 
@@ -68,18 +66,10 @@ def find_done(
 
 def _remember_tests(theirs: Path, ours: Path) -> None:
     """Where the corpus's text is not at hand, tests that were made beside a cell cannot be made again."""
-    own = _mapping(ours)
-    both = {**_mapping(theirs), **own}
+    own = read_tests(ours)
+    both = {**read_tests(theirs), **own}
     if both != own:
         write_json(ours, both)
-
-
-def _mapping(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _copy(source: Path, target: Path) -> None:

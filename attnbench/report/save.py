@@ -12,9 +12,20 @@ from typing import Any
 import attnbench
 from attnbench.core.errors import AttnbenchError, SpecError
 from attnbench.core.files import folder_atomic, write_json
-from attnbench.core.run_files import CHECKPOINTS, GRID, LOCK, OUTPUTS, RESULT, SPEC, TESTS, TRACEBACK, cell_folder
+from attnbench.core.run_files import (
+    CHECKPOINTS,
+    GRID,
+    LOCK,
+    OUTPUTS,
+    RESULT,
+    SPEC,
+    TESTS,
+    TRACEBACK,
+    cell_folder,
+    read_tests,
+)
 from attnbench.report.collect import Cell, collect
-from attnbench.report.significance import PairedTests, read_tests
+from attnbench.report.significance import PairedTests
 from attnbench.report.table import report, write_results
 
 _LEFT_OUT = (CHECKPOINTS, TRACEBACK)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any, Literal
 
 from attnbench.core.files import write_json
-from attnbench.core.run_files import OUTPUTS, TESTS
+from attnbench.core.run_files import OUTPUTS, TESTS, read_tests
 from attnbench.report.collect import Cell
 from attnbench.report.rows import Row
 
@@ -89,15 +88,6 @@ class PairedTests:
         found = {**self._kept, **self._used} if self._blind else self._used
         if found != self._kept:
             write_json(self.path, found)
-
-
-def read_tests(path: Path) -> dict[str, float]:
-    """What a significance.json holds; nothing where it is absent or damaged."""
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return {str(key): float(p) for key, p in kept.items()} if isinstance(kept, dict) else {}
 
 
 def _hash(*parts: str) -> str:

@@ -41,6 +41,15 @@ def test_tests_that_were_made_beside_a_cell_come_with_it(bench: Any, experiment:
     assert json.loads((root / TESTS).read_text()) == {"test/bleu:1": 0.5, "test/bleu:2": 0.75}
 
 
+def test_damaged_tests_beside_a_cell_do_not_come_with_it(bench: Any, experiment: Any, fill: Any):
+    cell, there, root = experiment.cells[0], bench.folder / "results" / "x", bench.runs / "tiny"
+    fill(there / "cells" / f"a-s1-{cell.digest[:8]}", cell.digest)
+    (there / TESTS).write_text('{"test/bleu:1": null}')
+    adopt(root, cell, finished_in([bench.folder / "results"]))
+    assert is_done(root, cell)
+    assert not (root / TESTS).exists()
+
+
 def test_what_is_not_that_run_is_not_taken_over(bench: Any, experiment: Any, fill: Any):
     cell = experiment.cells[0]
     there = bench.folder / "results" / "cells"

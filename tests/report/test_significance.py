@@ -169,8 +169,9 @@ def test_tests_are_not_forgotten_where_the_lines_are_not_at_hand(run):
     )
 
 
-def test_a_damaged_memory_is_made_again(run):
-    (run.root / "significance.json").write_text("{")
+@pytest.mark.parametrize("content", ["{", '{"a": null}', '{"a": "x"}'])
+def test_a_damaged_memory_is_made_again(run, content):
+    (run.root / "significance.json").write_text(content)
     write_results(run.root)
     assert len(json.loads((run.root / "significance.json").read_text())) == 2
 
