@@ -7,8 +7,9 @@ import json
 import math
 import os
 import re
+import secrets
 import shutil
-import tempfile
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -68,7 +69,8 @@ def _leads_nowhere(path: Path) -> bool:
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write `content` to `path`: a reader sees the old file or the whole new one, never a part.
 
-    A link stays one, and a device or a pipe is written to, as nothing can take its place.
+    A file that was there keeps its rights; a new one has those that the umask leaves. A link stays one, and a device or
+    a pipe is written to, as nothing can take its place.
     """
     data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content  # of names that are not
     if path.exists() and not path.is_file():
@@ -77,18 +79,17 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         return
     path = path.resolve() if path.is_symlink() else path
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    work = _hidden(path)
+    handle = os.open(work, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if path.exists() else 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
+            _keep_rights(path, work)  # before there is anything to read
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        with suppress(OSError):  # some disks have no rights to give
-            os.chmod(name, 0o644)
-        os.replace(name, path)
+        os.replace(work, path)
     except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(name)
+        work.unlink(missing_ok=True)
         raise
 
 
@@ -96,18 +97,19 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 def folder_atomic(path: Path) -> Iterator[Path]:
     """Yield an empty folder that is renamed to `path` when the block ends well, and removed when it does not.
 
-    An existing `path` is replaced; where a kill came just then it is there again after `sweep`.
+    An existing `path` is replaced by one of its rights; where a kill came just then it is there again after `sweep`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    work = _hidden(path)
+    work = _made(path)
     try:
+        _keep_rights(path, work)
         yield work
         for file in work.rglob("*"):
             if not file.is_symlink():
                 sync(file)
         sync(work)
         if path.exists():
-            aside = _hidden(path)
+            aside = _made(path)
             os.replace(path, aside / _OLD)
             try:
                 os.replace(work, path)
@@ -125,7 +127,7 @@ def folder_atomic(path: Path) -> Iterator[Path]:
 def remove_folder(path: Path) -> None:
     """Remove `path` if it is there. A kill on the way leaves it whole or gone: never a part under its own name."""
     if path.exists():
-        aside = _hidden(path)
+        aside = _made(path)
         os.replace(path, aside / "gone")
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -146,10 +148,20 @@ def sweep(folder: Path) -> None:
 
 
 def _hidden(path: Path) -> Path:
-    work = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    with suppress(OSError):
-        work.chmod(0o755)
+    """A name beside `path` that nobody has."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+
+
+def _made(path: Path) -> Path:
+    work = _hidden(path)
+    work.mkdir()
     return work
+
+
+def _keep_rights(old: Path, new: Path) -> None:
+    """Give `new` the rights of what it is to replace, if that is there."""
+    with suppress(OSError):  # some disks have no rights to give
+        os.chmod(new, stat.S_IMODE(old.stat().st_mode))
 
 
 def sync(path: Path) -> None:

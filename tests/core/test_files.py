@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,43 @@ def test_write_atomic_replaces_whole_and_leaves_nothing_beside(tmp_path: Path):
     write_atomic(path, b"new")
     assert path.read_bytes() == b"new"
     assert os.listdir(path.parent) == ["file"]
+
+
+@pytest.fixture
+def private() -> Iterator[None]:
+    """A umask by which nothing is for others."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+def rights(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_what_is_made_has_the_rights_that_the_umask_leaves(tmp_path: Path, private: None):
+    write_atomic(tmp_path / "file", "x")
+    with folder_atomic(tmp_path / "folder") as work:
+        assert rights(work) == 0o700
+    assert (rights(tmp_path / "file"), rights(tmp_path / "folder")) == (0o600, 0o700)
+    os.umask(0o002)  # of people who work in a group
+    write_atomic(tmp_path / "shared", "x")
+    with folder_atomic(tmp_path / "ours"):
+        pass
+    assert (rights(tmp_path / "shared"), rights(tmp_path / "ours")) == (0o664, 0o775)
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o770])
+def test_what_is_replaced_keeps_its_rights(tmp_path: Path, mode: int):
+    (tmp_path / "folder").mkdir()
+    write_atomic(tmp_path / "file", "old")
+    for name in ("file", "folder"):
+        (tmp_path / name).chmod(mode)
+    write_atomic(tmp_path / "file", "new")
+    with folder_atomic(tmp_path / "folder") as work:
+        assert rights(work) == mode  # while it is made, too
+    assert [rights(tmp_path / name) for name in ("file", "folder")] == [mode, mode]
+    assert (tmp_path / "file").read_text() == "new"
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
