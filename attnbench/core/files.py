@@ -21,6 +21,8 @@ from attnbench.core.errors import AttnbenchError, SpecError
 
 YamlPath = tuple[str | int, ...]
 _UNSYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.attnbench")
+"""Names of what is being written, as `_hidden` makes them: nobody's own files are called so."""
 _OLD = ".replaced"
 """Under this name a folder waits, hidden, for another to take its place."""
 _DEEPEST = 64
@@ -138,7 +140,7 @@ def sweep(folder: Path) -> None:
     if not folder.is_dir():
         return
     for entry in folder.iterdir():
-        if written := re.fullmatch(r"\.(.+)\.[a-z0-9_]{8}", entry.name):
+        if written := _TEMPORARY.fullmatch(entry.name):
             if entry.is_dir():
                 if (entry / _OLD).exists() and not (folder / written[1]).exists():
                     os.replace(entry / _OLD, folder / written[1])
@@ -149,7 +151,7 @@ def sweep(folder: Path) -> None:
 
 def _hidden(path: Path) -> Path:
     """A name beside `path` that nobody has."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.attnbench")
 
 
 def _made(path: Path) -> Path:

@@ -289,9 +289,17 @@ def test_a_kill_leaves_a_folder_whole_or_absent_and_sweep_clears_the_rest(tmp_pa
         assert (tmp_path / "folder" / "part").read_text() == "new"
     else:
         assert shown == []
-    (tmp_path / ".hidden").write_text("someone's own")
     sweep(tmp_path)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([*shown, ".hidden"])
+    assert [entry.name for entry in tmp_path.iterdir()] == shown
+
+
+def test_sweep_leaves_what_is_hidden_and_someones_own(tmp_path: Path):
+    own = [".hidden", ".notes.markdown", ".data.parquet_", ".x.01234567"]
+    for name in own:
+        (tmp_path / name).write_text("someone's own")
+    (tmp_path / ".cache.packages").mkdir()
+    sweep(tmp_path)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([*own, ".cache.packages"])
 
 
 @pytest.mark.parametrize(("rename", "content"), [(0, "old"), (1, "old"), (2, "old"), (3, "new")])

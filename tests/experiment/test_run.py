@@ -41,14 +41,17 @@ def test_the_resolved_spec_is_kept(bench: Any, experiment: Any):
 def test_a_claim_clears_what_a_killed_process_left(bench: Any, experiment: Any):
     cell = experiment.cells[0]
     folder = bench.runs / "cells" / cell.folder
-    for name in ("checkpoints/.step-2.ab12_9zz/old", "checkpoints/step-1/state.pt", ".result.json.abcdefgh", ".keep"):
+    mark = "01234567.attnbench"
+    for name in (
+        f"checkpoints/.step-2.{mark}/old", "checkpoints/step-1/state.pt", f".result.json.{mark}", ".notes.markdown",
+    ):  # fmt: skip
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("x")
     for name in ("error.txt", "traceback.txt"):
         (folder / name).write_text("of another time")
     with Run.claim(bench.runs, cell):
         names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert names == {"checkpoints/step-1/state.pt", ".keep", "spec.yaml", "lock"}
+    assert names == {"checkpoints/step-1/state.pt", ".notes.markdown", "spec.yaml", "lock"}
 
 
 def test_the_log_is_rewound_whole(bench: Any, experiment: Any, monkeypatch: pytest.MonkeyPatch):

@@ -87,7 +87,7 @@ def test_tied_weights_are_kept_once(tmp_path: Path):
 
 
 def test_steps_are_read_in_order_and_half_made_ones_left_out(tmp_path: Path):
-    for name in ("step-10", "step-9", ".step-11.abcdefgh", "step-x", "other"):
+    for name in ("step-10", "step-9", ".step-11.01234567.attnbench", "step-x", "other"):
         (tmp_path / name).mkdir()
     assert checkpoint_steps(tmp_path) == [9, 10]
     assert checkpoint_steps(tmp_path / "absent") == []
