@@ -134,13 +134,14 @@ def remove_folder(path: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def sweep(folder: Path) -> None:
-    """Remove what killed writers left in `folder`, but for a folder that had not been replaced yet. Only for one who
-    knows that nobody is writing there."""
+def sweep(folder: Path, name: str | None = None) -> None:
+    """Remove what killed writers of `name` (None: of anything) left in `folder`, but for a folder that had not been
+    replaced yet. Only for one who knows that nobody is writing it."""
     if not folder.is_dir():
         return
     for entry in folder.iterdir():
-        if written := _TEMPORARY.fullmatch(entry.name):
+        written = _TEMPORARY.fullmatch(entry.name)
+        if written and name in (None, written[1]):
             if entry.is_dir():
                 if (entry / _OLD).exists() and not (folder / written[1]).exists():
                     os.replace(entry / _OLD, folder / written[1])

@@ -6,7 +6,6 @@ import bz2
 import hashlib
 import io
 import lzma
-import shutil
 import tarfile
 import zipfile
 import zlib
@@ -15,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from attnbench.core.errors import DataError
-from attnbench.core.files import folder_atomic
+from attnbench.core.files import folder_atomic, sweep
 from attnbench.core.lock import making
 
 ARCHIVES = (".tgz", ".tar.gz", ".tar.xz", ".tar", ".zip")
@@ -48,8 +47,7 @@ def unpack(path: Path, into: Path) -> Path:
     with making(folder):
         if folder.exists():  # another process was first
             return folder
-        for stale in into.glob(f".{folder.name}.*"):  # of a killed process: the lock says that none is at work
-            shutil.rmtree(stale, ignore_errors=True)
+        sweep(into, folder.name)
         try:
             with folder_atomic(folder) as work:
                 if path.name.endswith(".zip"):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnbench.core.errors import DataError
-from attnbench.core.files import folder_atomic
+from attnbench.core.files import folder_atomic, sweep
 from attnbench.core.lock import making
 
 
@@ -29,8 +28,7 @@ def from_hub(hub: Hub, languages: tuple[str, str], folder: Path) -> Path:
     with making(folder):
         if folder.exists():  # another process was first
             return folder
-        for stale in folder.parent.glob(f".{folder.name}.*"):  # of a killed process: the lock says that none is at work
-            shutil.rmtree(stale, ignore_errors=True)
+        sweep(folder.parent, folder.name)
         try:
             import datasets
 

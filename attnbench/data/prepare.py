@@ -17,7 +17,7 @@ from typing import Any
 
 import attnbench
 from attnbench.core.errors import DataError
-from attnbench.core.files import folder_atomic, write_json
+from attnbench.core.files import folder_atomic, sweep, write_json
 from attnbench.core.lock import NO_LOCKS, making
 from attnbench.core.provenance import changed_members, member_files
 from attnbench.data.build import build
@@ -78,9 +78,7 @@ def prepare(recipe: Recipe, *, cache: Path, source: Path | None = None, offline:
 
 def _make(recipe: Recipe, path: Path, cache: Path, source: Path | None, offline: bool) -> None:
     dataset = recipe.dataset
-    for stale in path.parent.glob(f".{path.name}.*"):  # of a killed process: the lock says that none is at work
-        if stale.is_dir():
-            shutil.rmtree(stale, ignore_errors=True)
+    sweep(path.parent, path.name)
     if dataset.licence:
         log.info("%s: licence %s", dataset.kind, dataset.licence)
     files, fetched = obtain(dataset, cache, source, offline=offline)

@@ -293,6 +293,13 @@ def test_a_kill_leaves_a_folder_whole_or_absent_and_sweep_clears_the_rest(tmp_pa
     assert [entry.name for entry in tmp_path.iterdir()] == shown
 
 
+def test_sweep_of_one_name_leaves_what_is_written_beside_it(tmp_path: Path):
+    for name in ("a", "a.b"):
+        (tmp_path / f".{name}.01234567.attnbench").mkdir()
+    sweep(tmp_path, "a")
+    assert os.listdir(tmp_path) == [".a.b.01234567.attnbench"]
+
+
 def test_sweep_leaves_what_is_hidden_and_someones_own(tmp_path: Path):
     own = [".hidden", ".notes.markdown", ".data.parquet_", ".x.01234567"]
     for name in own:
