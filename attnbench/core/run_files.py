@@ -27,6 +27,9 @@ CHECKPOINTS = "checkpoints"
 ERROR, TRACEBACK = "error.txt", "traceback.txt"
 LOCK = "lock"
 
+WHOLE_CELL = "cell"
+"""In specs and grid.json: the axis whose entries may change any part of a cell."""
+
 
 def cell_folder(root: Path, name: str) -> Path:
     """The folder of the cell called `name` in the table's folder `root`."""

@@ -10,10 +10,11 @@ from attnbench.attention.spec import AttentionSpec, Sites
 from attnbench.attention.types import Role
 from attnbench.core.errors import SpecError
 from attnbench.core.files import parse_yaml
+from attnbench.core.run_files import WHOLE_CELL
 from attnbench.core.spec import unknown
 from attnbench.experiment.document import Document, header_of, label_of, set_at
 from attnbench.experiment.grid import Cell, Experiment
-from attnbench.experiment.spec import WHOLE_CELL, CellSpec
+from attnbench.experiment.spec import CellSpec
 from attnbench.models.base import models
 
 BUDGETS: tuple[int | str, ...] = (1, 2, 4, 8, 16, "inf")

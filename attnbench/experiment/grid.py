@@ -13,9 +13,10 @@ from pydantic import ValidationError
 
 from attnbench.core.errors import SpecError
 from attnbench.core.files import YamlPath
+from attnbench.core.run_files import WHOLE_CELL
 from attnbench.core.spec import spec_error, unknown
 from attnbench.experiment.document import Document, Raw, header_of, label_of, mark, set_at, speaks_for_itself
-from attnbench.experiment.spec import WHOLE_CELL, CellSpec, Header, TableSpec
+from attnbench.experiment.spec import CellSpec, Header, TableSpec
 
 
 @dataclass(frozen=True)

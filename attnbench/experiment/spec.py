@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from attnbench.core.run_files import CELLS
+from attnbench.core.run_files import CELLS, WHOLE_CELL
 from attnbench.core.spec import Spec, unknown
 from attnbench.experiment.timing import TimingSpec
 from attnbench.models.base import ModelField
@@ -18,9 +18,6 @@ from attnbench.search.base import SearchField
 from attnbench.search.beam import BeamSpec
 from attnbench.tasks.base import TaskField
 from attnbench.train.spec import TrainSpec
-
-WHOLE_CELL = "cell"
-"""The axis whose entries change more than one part of a cell."""
 
 
 class CellSpec(Spec):

@@ -12,7 +12,7 @@ from typing import Any
 from attnbench.core.errors import SpecError
 from attnbench.core.files import parse_yaml
 from attnbench.report.collect import Experiment
-from attnbench.report.rows import Row
+from attnbench.report.rows import OWN_TEXT, Row
 
 KEYS = ("table", "dataset", "metric", "system", "value", "source")
 BESIDE = {
@@ -34,7 +34,6 @@ _CORPORA = {
     "news_commentary_v11_doc": "nc-doc",
 }
 """What reported.yaml calls a corpus -> our name of it, where that is another one."""
-_OWN = ("parallel", "documents")
 _TO_ONE = "_0to1"
 """How the metrics end that run to 1 in a paper, where ours run to 100."""
 
@@ -238,7 +237,7 @@ def _of_another_corpus(experiment: Experiment, where: Mapping[str, str]) -> list
     ours = dict.fromkeys(folder.partition("/")[0] for folder in folders)
     if theirs is None:
         return []
-    meant = {_CORPORA.get(theirs, theirs.replace("_", "-")), *_OWN}
+    meant = {_CORPORA.get(theirs, theirs.replace("_", "-")), *OWN_TEXT}
     strange = [name for name in ours if name not in meant]
     return [f"the paper's numbers are of {theirs}, these results of {', '.join(strange)}"] if strange else []
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from attnbench.core.run_files import WHOLE_CELL
 from attnbench.core.spec import differing
 from attnbench.report import names
 from attnbench.report.collect import STATUSES, Cell, Experiment
@@ -15,7 +16,7 @@ from attnbench.report.compare import Comparison
 from attnbench.report.layout import View, pivot
 from attnbench.report.rank import LEVEL, Ranks
 from attnbench.report.results import total_seconds
-from attnbench.report.rows import WHOLE_CELL, Row, said
+from attnbench.report.rows import Row, said
 from attnbench.report.significance import FEWEST, SAMPLES, has_test
 
 SHOWN = 20

@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attnbench.core.errors import AttnbenchError
+from attnbench.core.run_files import WHOLE_CELL
 from attnbench.core.spec import differing
 from attnbench.report.collect import Cell, Scalar
 
 _TRAINING = ("train", "more", "pairs", "news_commentary", "valid", "hold_every")
 """Fields of datasets that say what to train on, and choose checkpoints by."""
-_OWN_TEXT = ("parallel", "documents")
+OWN_TEXT = ("parallel", "documents")
+"""Corpora of the user's own files."""
 _OF_TOKENS, _OF_WORDS = ("loss", "nll", "ppl"), ("rep", "drop")
 _TO_WORDS = ("pretokenize", "normalize", "split_hyphens", "lowercase")
 _TO_TOKENS = (*_TO_WORDS, "dataset", "tokenizer", "block")
 """Fields of a task that say how text becomes words, and tokens of a vocabulary, which the training text teaches."""
-WHOLE_CELL = "cell"
-"""The axis whose entries may change any part of a cell."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Row:
 
 def _tested(dataset: Any) -> Any:
     """The fields of a dataset that decide its test set; one without files of its own is part of the training text."""
-    if not isinstance(dataset, Mapping) or (dataset.get("kind") in _OWN_TEXT and not dataset.get("test")):
+    if not isinstance(dataset, Mapping) or (dataset.get("kind") in OWN_TEXT and not dataset.get("test")):
         return dataset
     return {name: value for name, value in dataset.items() if name not in _TRAINING}
 
