@@ -64,6 +64,15 @@ def corpus_chrf(
     return Score(metric.corpus_score(sides[0][0], [side for _, side in sides]).score, _signature(metric, False))
 
 
+def kind_of(signature: str) -> BleuKind | None:
+    """The kind of BLEU that gives scores of that signature; None for another metric's."""
+    facts = dict(part.split(":", 1) for part in signature.split("|") if ":" in part)
+    for kind, chosen in _SETTINGS.items():
+        if (facts.get("tok"), facts.get("case")) == (chosen["tokenize"], "lc" if chosen["lowercase"] else "mixed"):
+            return kind
+    return None
+
+
 def bleu_metric(kind: BleuKind, *, effective_order: bool = False) -> BLEU:
     """sacrebleu's metric of that kind.
 

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from attnbench.core.files import write_json
 from attnbench.core.run_files import OUTPUTS, TESTS, read_tests
 from attnbench.report.collect import Cell
 from attnbench.report.rows import Row
 
+if TYPE_CHECKING:
+    from attnbench.metrics.bleu import BleuKind
+
 SAMPLES = 1000
 RULE, OF_SEEDS = "shifted, then absolute", "the mean of seeds"
 """How p is computed, the second of several seeds: results of another rule are not kept."""
-Kind = Literal["13a", "13a_lc", "tok", "tok_lc"]
 FEWEST = 10
 """Lines that a test set needs for a test: with 10 the bootstrap calls 8.5% of equal systems different at 0.05, with 5
 15%, with 2 44%."""
 COUNTED = ("rep", "drop")
 """Metrics whose counts of each line are saved, as hyps/test.rep.txt."""
-
-_KINDS: dict[tuple[str, str], Kind] = {
-    ("13a", "mixed"): "13a",
-    ("13a", "lc"): "13a_lc",
-    ("none", "mixed"): "tok",
-    ("none", "lc"): "tok_lc",
-}
 
 
 def has_test(metric: str) -> bool:
@@ -55,7 +50,9 @@ class PairedTests:
         signature = next((cell.signatures[metric] for cell in best.done if metric in cell.signatures), "")
         if not has_test(metric):
             return None
-        kind = _KINDS.get((_part(signature, "tok"), _part(signature, "case"))) if name not in COUNTED else None
+        from attnbench.metrics.bleu import kind_of
+
+        kind = kind_of(signature) if name not in COUNTED else None
         if kind is None and name not in COUNTED:
             return None
         pairs = _pairs(metric, best, other)
@@ -94,10 +91,6 @@ def _hash(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _part(signature: str, name: str) -> str:
-    return next((part[len(name) + 1 :] for part in signature.split("|") if part.startswith(f"{name}:")), "")
-
-
 def _pairs(metric: str, first: Row, second: Row) -> list[tuple[Cell, Cell]]:
     """The cells of both rows with the same seed; one that diverged before its first checkpoint has no score."""
     ours, theirs = ({cell.seed: cell for cell in row.done if metric in cell.metrics} for row in (first, second))
@@ -124,7 +117,7 @@ def _lines(cell: Cell, name: str) -> list[str]:
 
 
 def _test(
-    metric: str, pairs: list[tuple[Cell, Cell]], ours: list[str], theirs: list[str], kind: Kind, compounds: bool
+    metric: str, pairs: list[tuple[Cell, Cell]], ours: list[str], theirs: list[str], kind: BleuKind, compounds: bool
 ) -> float | None:
     references = f"{metric.partition('/')[0]}.ref"
     wanted, same = (_joined([pair[side] for pair in pairs], references) for side in (0, 1))
@@ -167,7 +160,7 @@ def _as_counted(cell: Cell, metric: str) -> bool:
     return found is not None and metric in cell.metrics and abs(found - cell.metrics[metric]) < 0.005
 
 
-def _as_scored(cell: Cell, metric: str, kind: Kind, compounds: bool) -> bool:
+def _as_scored(cell: Cell, metric: str, kind: BleuKind, compounds: bool) -> bool:
     """Whether the saved lines give the cell's score again; tokenised lines under a detokenised score do not."""
     from attnbench.metrics.bleu import corpus_bleu
 

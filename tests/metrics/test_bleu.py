@@ -6,7 +6,7 @@ import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnbench.metrics.bleu import BLEU_KINDS, corpus_bleu, corpus_chrf, split_compounds
+from attnbench.metrics.bleu import BLEU_KINDS, corpus_bleu, corpus_chrf, kind_of, split_compounds
 
 HYPOTHESES = ["The cat sat on a mat, didn't it?", "A well-known dog barked loudly at night."]
 REFERENCES = ["The cat sat on the mat, didn't it?", "a Well-known dog barked at night."]
@@ -49,6 +49,15 @@ def test_tokenised_kind_is_not_smoothed():
 def test_13a_kinds_are_the_defaults_of_sacrebleu(kind, lowercase):
     expected = sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES], lowercase=lowercase)
     assert corpus_bleu(HYPOTHESES, REFERENCES, kind).value == pytest.approx(expected.score)
+
+
+def test_a_signature_names_its_kind():
+    for kind in BLEU_KINDS:
+        for compound_split in (False, True):
+            score = corpus_bleu(HYPOTHESES, REFERENCES, kind, compound_split=compound_split)
+            assert kind_of(score.signature) == kind
+    assert kind_of(corpus_chrf(HYPOTHESES, REFERENCES).signature) is None
+    assert kind_of("") is None
 
 
 def test_the_four_kinds_differ_and_their_signatures_say_how():
