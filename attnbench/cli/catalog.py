@@ -98,8 +98,9 @@ def _facts(family: Registry[Any], name: str) -> Entry:
 
 def specs() -> list[Entry]:
     """Packaged specs, and those below experiments/ of the working directory."""
-    packaged = Path(__file__).resolve().parent.parent / "specs"
-    found = [(path.stem, path, "packaged") for path in sorted(packaged.glob("*.yaml"))]
+    from attnbench.core.files import packaged_specs
+
+    found = [(path.stem, path, "packaged") for path in sorted(packaged_specs().glob("*.yaml"))]
     here = Path("experiments")
     found += [
         (str(path), path, "experiments")

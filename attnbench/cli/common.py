@@ -159,7 +159,9 @@ def seeds_of(seed: int | None, seeds: str | None) -> list[int]:
 
 def packaged_spec(name: str) -> Path:
     """The path of a spec inside the package."""
-    return Path(__file__).resolve().parent.parent / "specs" / f"{name}.yaml"
+    from attnbench.core.files import packaged_specs
+
+    return packaged_specs() / f"{name}.yaml"
 
 
 def conduct(experiment: Experiment, chosen: Settings, *, dry: bool, as_json: bool) -> None:

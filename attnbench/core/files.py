@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+import attnbench
 from attnbench.core.errors import AttnbenchError, SpecError
 
 YamlPath = tuple[str | int, ...]
@@ -41,6 +42,11 @@ def cache_root() -> Path:
         return named.expanduser()
     except RuntimeError:  # as in a container whose user has no entry
         raise SpecError(f"{named}: this home folder is not known; set ATTNBENCH_CACHE to a folder") from None
+
+
+def packaged_specs() -> Path:
+    """The folder of the specs that come with the package."""
+    return Path(attnbench.__file__).parent / "specs"
 
 
 def require_writable(path: Path, option: str, *, folder: bool) -> None:

@@ -10,9 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-import attnbench
 from attnbench.core.errors import SpecError
-from attnbench.core.files import YamlPath, parse_yaml
+from attnbench.core.files import YamlPath, packaged_specs, parse_yaml
 from attnbench.core.spec import Spec, location, spec_error, unknown
 from attnbench.experiment.spec import CellSpec, ExperimentSpec, Header
 
@@ -82,7 +81,7 @@ def read_document(path: Path, overrides: Sequence[str] = ()) -> Document:
 
     Raises SpecError when the file cannot be read, is no mapping, or an override is not of that form.
     """
-    packaged = Path(attnbench.__file__).parent / "specs" / f"{path}.yaml"
+    packaged = packaged_specs() / f"{path}.yaml"
     if not path.exists() and path.name == str(path) and packaged.is_file():
         path = packaged
     try:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from attnbench.core.errors import SpecError
-from attnbench.core.files import parse_yaml
+from attnbench.core.files import packaged_specs, parse_yaml
 from attnbench.report.collect import Experiment
 from attnbench.report.rows import OWN_TEXT, Row
 
@@ -275,7 +274,7 @@ def _locate(experiment: Experiment, name: str) -> Path | None:
         beside = Path(experiment.source).parent
         specs = [parent / name for parent in (beside, *beside.parents[:3])]
         places = [*specs, *(parent / beside / name for parent in above), *places]
-    places += [Path(name), Path(str(resources.files("attnbench"))) / "specs" / name]
+    places += [Path(name), packaged_specs() / name]
     return next((path for path in places if path.is_file()), None)
 
 

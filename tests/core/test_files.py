@@ -22,6 +22,7 @@ from attnbench.core.files import (
     cache_root,
     dump_yaml,
     folder_atomic,
+    packaged_specs,
     parse_yaml,
     read_json,
     read_jsonl,
@@ -503,6 +504,11 @@ def test_a_cache_that_is_named_from_here_is_not_the_systems(monkeypatch):
     assert cache_root() == Path("~/.cache/attnbench").expanduser()
     monkeypatch.setenv("ATTNBENCH_CACHE", "here/cache")  # one that is asked for by name
     assert cache_root() == Path("here/cache")
+
+
+def test_the_specs_of_the_package_are_found_from_anywhere(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert {"demo.yaml", "copy.yaml"} <= {path.name for path in packaged_specs().iterdir()}
 
 
 def test_a_home_that_nobody_knows_is_told(monkeypatch):
