@@ -45,7 +45,7 @@ def corpus_bleu(
     compound_split: see split_compounds(); done on both sides, as the papers do on tokenised En-De. more: further
     references of the same lines. Raises ValueError for an unknown kind, no lines, or sides of unequal length.
     """
-    sides = [prepare(hypotheses, each, compound_split=compound_split) for each in (references, *more)]
+    sides = [paired_lines(hypotheses, each, compound_split=compound_split) for each in (references, *more)]
     metric = bleu_metric(kind)
     score = metric.corpus_score(sides[0][0], [side for _, side in sides])
     return Score(min(score.score, 100.0), _signature(metric, compound_split))  # rounding adds a last digit
@@ -59,7 +59,7 @@ def corpus_chrf(
     more: Sequence[Sequence[str]] = (),
 ) -> Score:
     """chrF2 of a corpus of detokenised text (Popovic 2015). more, and what is raised: as of corpus_bleu."""
-    sides = [prepare(hypotheses, each) for each in (references, *more)]
+    sides = [paired_lines(hypotheses, each) for each in (references, *more)]
     metric = CHRF(lowercase=lowercase)
     return Score(metric.corpus_score(sides[0][0], [side for _, side in sides]).score, _signature(metric, False))
 
@@ -85,7 +85,7 @@ def bleu_metric(kind: BleuKind, *, effective_order: bool = False) -> BLEU:
     return BLEU(force=True, effective_order=effective_order, **_SETTINGS[kind])
 
 
-def prepare(
+def paired_lines(
     hypotheses: Sequence[str], references: Sequence[str], *, compound_split: bool = False
 ) -> tuple[list[str], list[str]]:
     """Both sides as lists, checked. Raises ValueError for no lines or sides of unequal length."""

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int
 from sacrebleu.metrics.bleu import BLEU
 
-from attnbench.metrics.bleu import BleuKind, bleu_metric, prepare
+from attnbench.metrics.bleu import BleuKind, bleu_metric, paired_lines
 from attnbench.metrics.rep_drop import share
 
 SEED = 12345
@@ -31,8 +31,8 @@ def paired_bootstrap(
     Raises ValueError for an unknown kind, no lines, no samples, blocks that do not divide the lines, or sides of
     unequal length.
     """
-    ours, refs = prepare(system, references, compound_split=compound_split)
-    theirs, _ = prepare(baseline, references, compound_split=compound_split)
+    ours, refs = paired_lines(system, references, compound_split=compound_split)
+    theirs, _ = paired_lines(baseline, references, compound_split=compound_split)
     smoothing = bleu_metric(kind).smooth_method
     first, second = (_statistics(side, refs, kind) for side in (ours, theirs))
     return bootstrap(first, second, lambda sums: _bleu(sums, smoothing), samples, seed, blocks=blocks)

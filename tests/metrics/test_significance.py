@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 
-from attnbench.metrics.bleu import BLEU_KINDS, prepare
+from attnbench.metrics.bleu import BLEU_KINDS, paired_lines
 from attnbench.metrics.rep_drop import repetitions
 from attnbench.metrics.significance import bootstrap, paired_bootstrap, paired_bootstrap_of_shares
 
@@ -141,8 +141,8 @@ def test_of_several_seeds_the_mean_of_their_scores_is_tested():
 def test_compounds_are_split_on_all_three_sides():
     references, baseline, system = corpus(60, 0.3, 0.27)
     texts = [[line.replace(" ", "-", 2) for line in side] for side in (system, baseline, references)]
-    ours, refs = prepare(texts[0], texts[2], compound_split=True)
-    theirs, _ = prepare(texts[1], texts[2], compound_split=True)
+    ours, refs = paired_lines(texts[0], texts[2], compound_split=True)
+    theirs, _ = paired_lines(texts[1], texts[2], compound_split=True)
     wanted = paired_bootstrap(ours, theirs, refs, "tok", samples=200)
     assert paired_bootstrap(*texts, "tok", samples=200, compound_split=True) == wanted
     half = paired_bootstrap(ours, texts[1], refs, "tok", samples=200)
