@@ -72,6 +72,14 @@ def test_a_damaged_result_is_a_failed_cell(run_folder, content: str, reason: str
     assert second.status == "done"
 
 
+def test_what_is_no_number_is_no_metric(run_folder):
+    """A truth value passes for one in Python, and a table would show it as 1.00."""
+    run = run_folder()
+    run.add("a", 1, 30.0, metrics={"test/chrf": 50, "test/cut": True, "test/name": "x", "test/none": None})
+    (cell,) = collect(run.grid()).cells
+    assert cell.metrics == {"test/bleu": 30.0, "test/chrf": 50.0}
+
+
 def test_damaged_side_files_cost_nothing_but_themselves(run_folder):
     run = run_folder()
     folder = run.add("a", 1, 30.0)
