@@ -140,6 +140,7 @@ def copies(like: torch.Tensor) -> Yardstick:
 
 
 def roofline(device: torch.device) -> Roofline:
+    """The fastest of a few products of large matrices and of copies of a large block."""
     side = _SIDE[device.type]
     flops = {}
     known = {"fp32": torch.float32, **({"bf16": torch.bfloat16} if multiplies_bfloat16(device) else {})}

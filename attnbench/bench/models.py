@@ -34,6 +34,7 @@ _SETTLED = 2
 
 
 def task() -> Task:
+    """Copying: the task whose batches bring nothing but random words."""
     return tasks.parse({"kind": "copying", "dataset": "copy"}).bind()
 
 

@@ -176,6 +176,7 @@ def kinds_of(what: What) -> set[str]:
 
 
 def every_kind() -> set[str]:
+    """Of mechanisms that any plan can time."""
     return set[str]().union(*map(kinds_of, PLANS))
 
 
@@ -187,6 +188,7 @@ def beyond(what: What, kinds: Sequence[str]) -> list[str]:
 
 
 def ops_sections(plan: Plan) -> Iterator[list[Section]]:
+    """Transforms of scores, then whole attention."""
     found: list[Section] = []
     for found in transforms_sections(plan):
         yield found
@@ -195,6 +197,7 @@ def ops_sections(plan: Plan) -> Iterator[list[Section]]:
 
 
 def transforms_sections(plan: Plan) -> Iterator[list[Section]]:
+    """Forward with backward on scores alone, against copies of them."""
     device = plan.runtime.device
     transforms = Section(_TRANSFORMS, (ops.BASELINE,), [], limit="copies of the scores", in_float32=plan.half)
     also = beyond("transforms", plan.only)
@@ -206,6 +209,7 @@ def transforms_sections(plan: Plan) -> Iterator[list[Section]]:
 
 
 def attention_sections(plan: Plan) -> Iterator[list[Section]]:
+    """From projected queries, keys and values on, against products of large matrices."""
     device, dtype = plan.runtime.device, plan.dtype
     attention = Section(_ATTENTION, ("SDPA", "softmax"), [])
     also = beyond("attention", plan.only)
@@ -222,6 +226,7 @@ def _shapes(plan: Plan) -> tuple[tuple[int, ...], ...]:
 
 
 def train_sections(plan: Plan) -> Iterator[list[Section]]:
+    """Updates of whole models: Transformers by size, then models of every kind, or of cells."""
     device = plan.runtime.device
     beside: list[Timing] = []
     found: list[Timing] = []
@@ -267,6 +272,7 @@ def _trained(plan: Plan, recipes: list[Recipe]) -> list[Timing]:
 
 
 def decode_sections(plan: Plan) -> Iterator[list[Section]]:
+    """Searches by whole models, in the same order, for each number of sources, length and beam."""
     threads, device = torch.get_num_threads(), plan.runtime.device
     beside: list[Timing] = []
     found: list[Timing] = []
@@ -328,6 +334,7 @@ def _if_any(title: str, baselines: tuple[str, ...], found: list[Timing]) -> list
 
 
 def scaling_sections(plan: Plan) -> Iterator[list[Section]]:
+    """Cost against each size, with the exponents that fit it."""
     lengths = (128, 256, 512) if plan.quick else (512, 1024, 2048, 4096)
     if plan.runtime.device.type == "cuda" and not plan.quick:
         lengths = (*lengths, 8192, 16384, 32768, 65536)

@@ -137,6 +137,7 @@ class Table(NamedTuple):
 
 
 def tables(sections: Sequence[Section]) -> Iterator[Table]:
+    """One a section: names down, groups across, each with its multiple of the baseline."""
     for section in sections:
         groups = list(dict.fromkeys(each.group for each in section.timings))
         found = {(each.name, each.group): each for each in section.timings}
@@ -240,6 +241,7 @@ def head_lines(signature: dict[str, Any], choices: Sequence[Choice], machine: Ro
 
 
 def markdown(found: Sequence[Table], head: Sequence[str], command: str) -> str:
+    """A page: the command, what `head_lines` says, the tables with their notes."""
     lines = [f"`{command}`", "", *(f"- {line}" for line in head)]
     for table in found:
         lines += [

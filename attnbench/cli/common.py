@@ -117,6 +117,7 @@ def settings(
     runs: Path, jobs: str = "1", device: str | None = None, fresh: bool = False, source: Path | None = None,
     offline: bool = False,
 ) -> Settings:  # fmt: skip
+    """What the options of every command that runs cells say. Raises SpecError for one that cannot be."""
     from attnbench.core.errors import SpecError
     from attnbench.core.files import cache_root
     from attnbench.experiment.settings import Settings

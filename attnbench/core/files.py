@@ -190,6 +190,7 @@ def sync(path: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """As `write_atomic`, indented."""
     write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 

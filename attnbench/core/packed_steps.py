@@ -109,6 +109,8 @@ class PackedSteps(ABC):
 
 
 class PackedWindow(PackedSteps):
+    """A convolution over what one step sees, as one product."""
+
     def product(self) -> Any:
         """What multiplies the numbers that it sees at once; None where other weights stand in the layer."""
         return self._packed[0] if self._made() else None

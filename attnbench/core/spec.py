@@ -155,6 +155,7 @@ def location(name: str, line: int | str | None) -> str:
 
 
 def dotted(path: YamlPath) -> str:
+    """("grid", "seeds", 0) -> grid.seeds.0"""
     return ".".join(str(part) for part in path)
 
 

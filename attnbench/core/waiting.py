@@ -21,6 +21,7 @@ def forbid() -> Iterator[None]:
 
 
 def forbidden() -> bool:
+    """Whether a `forbid` block is open here."""
     return _forbidden.get()
 
 

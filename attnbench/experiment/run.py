@@ -148,4 +148,5 @@ def read_result(folder: Path, digest: str = "") -> dict[str, Any]:
 
 
 def is_done(root: Path, cell: Cell) -> bool:
+    """Whether there is a result, sound or not."""
     return (cell_folder(root, cell.folder) / RESULT).is_file()

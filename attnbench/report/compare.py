@@ -64,6 +64,8 @@ class Reported:
 
 @dataclass(frozen=True)
 class Note:
+    """What to know of a table of the paper, or of all (None)."""
+
     text: str
     table: str | None = None
     dataset: str | None = None

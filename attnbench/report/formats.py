@@ -24,6 +24,7 @@ class Document:
 
 
 def markdown(document: Document) -> str:
+    """Tables with their notes as a list below."""
     parts = []
     for sheet in document.sheets:
         rows = [
@@ -68,6 +69,7 @@ _TEX = {
 
 
 def tex(document: Document) -> str:
+    """Tables by booktabs; the notes stand under the last one."""
     return "% needs \\usepackage{booktabs}\n" + "\n".join(
         _tex_table(sheet, document.notes if sheet is document.sheets[-1] else ()) for sheet in document.sheets
     )

@@ -38,6 +38,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Sheet:
+    """One table; every line has an entry for each column."""
+
     title: str
     columns: tuple[Column, ...]
     lines: tuple[tuple[Entry, ...], ...]
@@ -98,6 +100,7 @@ def pivot(rows: Sequence[Row], view: View) -> list[Line]:
 
 
 def column_title(value: Scalar) -> str:
+    """Of a value of the axis of columns; None: of cells that it does not tell apart."""
     return "all" if value is None else str(value)
 
 

@@ -59,6 +59,7 @@ def misspelt(metric: str) -> str | None:
 
 
 def last(metric: str) -> str:
+    """'test/bleu' -> 'bleu'."""
     return metric.rsplit("/", 1)[-1]
 
 

@@ -327,6 +327,7 @@ def _list(values: Sequence[int]) -> str:
 
 
 def duration(seconds: float) -> str:
+    """In the unit that leaves two or three digits."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -40,6 +40,7 @@ def watch(state: TrainState, passed: Window) -> None:
 
 
 def ending_of(state: TrainState, spec: TrainSpec) -> Ending | None:
+    """Why a training that stands there ends; None while it goes on."""
     ending, risen = _end(state, spec), _risen(state)
     if ending is None or risen is None:
         return ending

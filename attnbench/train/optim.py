@@ -262,5 +262,6 @@ class NoamSpec(ScheduleSpec):
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """The learning rate of the next step, for all parameters."""
     for group in optimizer.param_groups:
         group["lr"] = rate

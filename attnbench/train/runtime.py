@@ -153,4 +153,5 @@ def keep_freed_memory() -> None:
 
 
 def use_threads(count: int) -> None:
+    """Of torch's operations; at least one."""
     torch.set_num_threads(max(1, count))

@@ -217,4 +217,5 @@ def load_average(model: nn.Module, folder: Path, steps: Sequence[int]) -> None:
 
 
 def weights_path(folder: Path, step: int) -> Path:
+    """Of a checkpoint, below the folder of all."""
     return folder / _name(step) / "model.safetensors"

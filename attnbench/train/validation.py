@@ -56,6 +56,7 @@ def validate(
 def train_bleu(
     task: Task, model: nn.Module, data: Any, spec: TrainSpec, runtime: Runtime, validator: Searcher | None
 ) -> dict[str, float]:
+    """`epoch/train_bleu`, of so many training sentences as the spec asks for; nothing where it asks for none."""
     if not spec.train_bleu or validator is None:
         return {}
     model.eval()
