@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from attnbench.attention import cached
 from attnbench.attention.backends import few
 from attnbench.attention.modules.multihead import MultiHead
 from attnbench.attention.modules.single_head import SingleHead
@@ -34,7 +35,7 @@ class Site(ctypes.Structure):
 
 class Held(ctypes.Structure):
     _fields_ = (
-        ("keys", few.Rows), ("values", few.Rows), ("positions", ctypes.c_int64), ("listed", few.Listed),
+        ("keys", cached.Rows), ("values", cached.Rows), ("positions", ctypes.c_int64), ("listed", cached.Listed),
         ("keep", _rows.Strided), ("valid", _rows.Strided),
     )  # fmt: skip
 

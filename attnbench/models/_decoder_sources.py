@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnbench.attention.backends import few
+from attnbench.attention import cached
 from attnbench.attention.backends.picked import Picked, sources
 from attnbench.attention.modules._scored import Scored
 from attnbench.attention.modules.base import Attention
@@ -19,7 +19,7 @@ from attnbench.attention.types import Memory, Positions
 from attnbench.core import native
 from attnbench.models import _decoder_layout as layout
 
-NOTHING = layout.Held(few.Rows(), few.Rows(), 0, few.ALL, _rows.NOTHING, _rows.NOTHING)
+NOTHING = layout.Held(cached.Rows(), cached.Rows(), 0, cached.ALL, _rows.NOTHING, _rows.NOTHING)
 """Where compiled code does not attend."""
 
 
@@ -33,7 +33,7 @@ def of_sources(
     found: list[Picked | None] = []
     valid, given = None, None  # those of all layers are the same, as a rule
     for (attention, known), memory in zip(asked, memories, strict=True):
-        if not known or beams > few.MOST:
+        if not known or beams > cached.MOST:
             found.append(None)
             continue
         assert isinstance(attention, Scored)  # or it were not known
@@ -63,23 +63,23 @@ def held_of_source(memory: Memory, picked: Picked | None) -> layout.Held:
         valid = _rows.Strided(picked.there.data_ptr(), outer, middle, 0, key)
     elif memory.valid is not None and isinstance(picked.keys, slice):
         valid = _rows.Strided(memory.valid.data_ptr(), memory.valid.stride(0), 0, 0, memory.valid.stride(1))
-    rows = few.rows_of(memory.keys), few.rows_of(memory.values)
+    rows = cached.rows_of(memory.keys), cached.rows_of(memory.values)
     return held(*rows, picked, memory.values.shape[2], valid=valid)
 
 
 def held(
-    keys: few.Rows, values: few.Rows, picked: Picked, count: int, *, keep: _rows.Strided = _rows.NOTHING,
+    keys: cached.Rows, values: cached.Rows, picked: Picked, count: int, *, keep: _rows.Strided = _rows.NOTHING,
     valid: _rows.Strided = _rows.NOTHING,
 ) -> layout.Held:  # fmt: skip
     """Of so many keys and values those that are picked."""
     if not isinstance(picked.keys, slice):
-        return layout.Held(keys, values, picked.keys.shape[2], few.listed_of(picked.keys), keep, valid)
+        return layout.Held(keys, values, picked.keys.shape[2], cached.listed_of(picked.keys), keep, valid)
     span = range(count)[picked.keys]
     key, value = (
-        few.Rows(each.data + 4 * span.start * each.position, each.batch, each.head, each.position * span.step)
+        cached.Rows(each.data + 4 * span.start * each.position, each.batch, each.head, each.position * span.step)
         for each in (keys, values)
     )
-    return layout.Held(key, value, len(span), few.ALL, keep, valid)
+    return layout.Held(key, value, len(span), cached.ALL, keep, valid)
 
 
 def most_listed(picked: Iterable[Picked | None]) -> int:

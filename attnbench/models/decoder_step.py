@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from attnbench.attention.backends import few
+from attnbench.attention import cached
 from attnbench.attention.backends.picked import Picked
 from attnbench.attention.modules.base import Attention
 from attnbench.attention.modules.multihead import MultiHead
@@ -46,7 +46,7 @@ class Layer(ctypes.Structure):
 class _Step(ctypes.Structure):
     _fields_ = (
         ("rows", ctypes.c_int64), ("beams", ctypes.c_int64), ("filled", ctypes.c_int64),
-        ("keys", few.Rows), ("values", few.Rows), ("own", layout.Held), ("source", layout.Held),
+        ("keys", cached.Rows), ("values", cached.Rows), ("own", layout.Held), ("source", layout.Held),
         ("states", ctypes.c_void_p), ("queries", ctypes.c_void_p), ("context", ctypes.c_void_p),
         ("room", ctypes.c_void_p), ("branch", ctypes.c_void_p), ("scores", ctypes.c_void_p),
         ("weights", ctypes.c_void_p),
@@ -179,7 +179,7 @@ class _Room:
         keys, values = cache.keys, cache.values
         assert keys is not None  # allocate() made them
         assert cache.filled is not None
-        rows, own, kept = (few.rows_of(keys), few.rows_of(values)), read.NOTHING, _rows.NOTHING
+        rows, own, kept = (cached.rows_of(keys), cached.rows_of(values)), read.NOTHING, _rows.NOTHING
         if keep is not None:
             kept = _rows.strided(keep.expand(self.rows, keys.shape[1], 1, -1))
         if of_cache is not None:

@@ -1,6 +1,6 @@
 """Training of LSTM, GRU and ConvS2S models of the papers: layers as attnbench trains them on a processor
 (models/_cells.py, models/_windows.py), with keys and values whose gradients are made behind all steps
-(core/gathered.py, attention/backends/few.py), and torch's own layers and products in their place, which for ConvS2S
+(core/gathered.py, attention/cached.py), and torch's own layers and products in their place, which for ConvS2S
 have padding, too; additive scores are compiled on both sides.
 
     python training_of_layers.py --rounds 5
@@ -65,7 +65,7 @@ def update(path: str, label: str, tokens: int, runtime: Runtime) -> tuple[str, C
 
 def seconds(run: Callable[[], Any], *, own: bool) -> float:
     with ExitStack() as torchs:
-        for name in () if own else ("models._cells.serves", "models._windows.serves", "attention.backends.few._serves"):
+        for name in () if own else ("models._cells.serves", "models._windows.serves", "attention.cached._serves"):
             torchs.enter_context(patch(f"attnbench.{name}", return_value=False))
         if not own:
             torchs.enter_context(patch("attnbench.models.recurrent.gathered", lambda held: held))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnbench.attention.backends import few
+from attnbench.attention import cached
 from attnbench.attention.modules.single_head import SingleHead
 from attnbench.core import native, packed
 from attnbench.core.dropout import Dropout
@@ -105,7 +105,7 @@ def test_the_definition(name, shape, built, source):
     torch.testing.assert_close(stepped(source, model, 1, compiled=True), wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("beams", [2, few.MOST, few.MOST + 1])
+@pytest.mark.parametrize("beams", [2, cached.MOST, cached.MOST + 1])
 @pytest.mark.parametrize("name", ["softmax", "gates", "heads", "heads with drawn keys", "additive", "slots"])
 def test_beams(name, beams, built, source):
     model = built(attention={"cross": SITES[name]})

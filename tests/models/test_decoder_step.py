@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention.backends import few
+from attnbench.attention import cached
 from attnbench.attention.patterns.base import patterns
 from attnbench.attention.spec import AttentionSpec
 from attnbench.attention.transforms.base import transforms
@@ -86,7 +86,7 @@ def test_the_definition(name, shape, built, source):
     torch.testing.assert_close(stepped(source, model, 1, compiled=True), wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("beams", [2, few.MOST, few.MOST + 1])
+@pytest.mark.parametrize("beams", [2, cached.MOST, cached.MOST + 1])
 @pytest.mark.parametrize(
     "name", ["softmax", "learned alpha", "listed keys", "drawn keys", "slots", "top-k out of window"]
 )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnbench.attention.backends import few
+from attnbench.attention import cached
 from attnbench.core import native, packed_steps
 from attnbench.core.bfloat16 import multiplies_bfloat16
 from attnbench.core.packed import packed
@@ -184,7 +184,7 @@ def test_gradients_are_those_of_the_layers_of_torch(kind, raw, monkeypatch):
     ({"query": "previous", "bidirectional": True}, {"score": "bilinear", "transform": "sparsemax"}),
 ], ids=["additive", "dot", "coverage", "previous", "sparsemax"])  # fmt: skip
 def test_gradients_of_what_all_steps_read_are_those_of_the_definition(kind, raw, cross, monkeypatch):
-    monkeypatch.setattr(few, "_LEAST", 1)
+    monkeypatch.setattr(cached, "_LEAST", 1)
     model, gathered, made = build({"kind": kind, **raw, "attention": {"cross": cross}}).float(), [], recurrent.gathered
     monkeypatch.setattr(recurrent, "gathered", lambda held: gathered.append(1) or made(held))
     mine = found(model)
@@ -202,7 +202,7 @@ def test_gradients_of_what_all_steps_read_are_those_of_the_definition(kind, raw,
 @KINDS
 @pytest.mark.parametrize("score", ["additive", "bilinear"])
 def test_who_looks_at_attention_finds_gradients_of_what_it_takes(kind, score, monkeypatch):
-    monkeypatch.setattr(few, "_LEAST", 1)
+    monkeypatch.setattr(cached, "_LEAST", 1)
     model, taken = build({"kind": kind, "input_feeding": "context", "attention": {"cross": {"score": score}}}), []
     model.float().attention.register_forward_pre_hook(lambda _, given: taken.extend(given[1][:2]))
     upstream = torch.randn_like(found(model))

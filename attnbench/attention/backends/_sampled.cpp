@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "_few.hpp"
-#include "_lanes.hpp"
+#include "../_cached.hpp"
+#include "../_lanes.hpp"
 
 namespace {
 

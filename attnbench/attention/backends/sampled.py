@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attnbench.attention.backends.few import Sizes, rows_of
+from attnbench.attention.cached import Sizes, rows_of
 from attnbench.core import native
 from attnbench.core.derivatives import once_differentiable
 

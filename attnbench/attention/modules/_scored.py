@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from attnbench.attention import cached
 from attnbench.attention.backends import banded, chunked, few, flex, fused, picked, sampled, sdpa
 from attnbench.attention.backends.base import choose
 from attnbench.attention.modules._stages import Stages, keys_and_values, precise
@@ -86,7 +87,7 @@ class Scored(Stages):
 
     def _is_step(self, positions: Positions) -> bool:
         """Whether each query sees all keys, a few at most answer, and no weight is dropped."""
-        if (self.training and self.dropout.p) or len(positions.q) > few.MOST or torch.compiler.is_compiling():
+        if (self.training and self.dropout.p) or len(positions.q) > cached.MOST or torch.compiler.is_compiling():
             return False
         if self.role != "decoder_self" or not len(positions.q) or not len(positions.k):
             return True

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from attnbench.attention.backends import few
+from attnbench.attention import cached
 from attnbench.attention.history import remaining, unfold
 from attnbench.attention.patterns.base import dense
 from attnbench.attention.site import Site
@@ -100,7 +100,7 @@ class Stages(nn.Module):
         return normalise(scores, valid=allowed)
 
     def _blend(self, weights: Float[Tensor, "... K"], values: Float[Tensor, "... K E2"]) -> Tensor:
-        return few.blend(self.dropout(weights).to(values.dtype), values)
+        return cached.blend(self.dropout(weights).to(values.dtype), values)
 
     @property
     def _normaliser(self) -> ScoreTransform:

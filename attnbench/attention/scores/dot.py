@@ -7,19 +7,19 @@ from typing import ClassVar, Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from attnbench.attention.backends import few
+from attnbench.attention import cached
 from attnbench.attention.scores.base import Score, ScoreSpec, scores
 from attnbench.attention.types import Dims
 
 
 def dot(query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H Q K"]:
     """`s_ij = q_i . k_j`"""
-    return few.compare(query, keys)
+    return cached.compare(query, keys)
 
 
 def scaled_dot(query: Float[Tensor, "B H Q E"], keys: Float[Tensor, "B H K E"]) -> Float[Tensor, "B H Q K"]:
     """`s_ij = q_i . k_j / sqrt(E)`, E the width of a head."""
-    return few.compare(query * query.shape[-1] ** -0.5, keys)
+    return cached.compare(query * query.shape[-1] ** -0.5, keys)
 
 
 class Dot(Score):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from attnbench.attention.backends import few
+from attnbench.attention import cached
 from attnbench.attention.modules.multihead import MultiHead, MultiHeadSpec
 from attnbench.attention.patterns.full import FullSpec
 from attnbench.attention.reference import attend
@@ -329,7 +329,7 @@ def test_who_builds_otherwise_may_split_the_width_otherwise():
 
 
 @pytest.mark.parametrize("kind", ["softmax", "topk", "entmax15"])
-@pytest.mark.parametrize("length", [1, 2, few.MOST])
+@pytest.mark.parametrize("length", [1, 2, cached.MOST])
 def test_a_short_pass_is_no_step(kind, length):
     """A step sees all keys, and so does no position of a pass but the last."""
     _, module = build(transforms.parse(kind) if kind != "topk" else filled(kind, "decoder_self"), "decoder_self")

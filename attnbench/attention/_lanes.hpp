@@ -4,8 +4,8 @@
 
 #include <utility>
 
-#include "../../core/_register.hpp"
-#include "../../core/_shuffle.hpp"
+#include "../core/_register.hpp"
+#include "../core/_shuffle.hpp"
 
 namespace {
 
