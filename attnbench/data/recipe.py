@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 from attnbench.core.errors import DataError
 from attnbench.core.spec import Spec
 from attnbench.data.datasets.base import MOSES_CODES, DatasetField, datasets
-from attnbench.data.tokenizers._separated import Separated
+from attnbench.data.separated import Separated
 from attnbench.data.tokenizers.base import TokenizerField, Vocabulary, VocabularySizes
 from attnbench.data.tokenizers.bpe import BpeSpec
 

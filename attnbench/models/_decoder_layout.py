@@ -13,7 +13,7 @@ from attnbench.attention import cached
 from attnbench.attention.backends import few
 from attnbench.attention.modules.multihead import MultiHead
 from attnbench.attention.modules.single_head import SingleHead
-from attnbench.attention.transforms import _rows
+from attnbench.attention.transforms import rowwise
 from attnbench.core import hooks, native, packed, products
 from attnbench.core.packed_steps import Window
 from attnbench.core.tree import Shared
@@ -29,14 +29,14 @@ class Linear(ctypes.Structure):
 class Site(ctypes.Structure):
     _fields_ = (
         ("query", Linear), ("context", Linear), ("heads", ctypes.c_int64), ("attend", ctypes.c_void_p),
-        ("forward", ctypes.c_void_p), ("transform", _rows.Transform), ("scale", ctypes.c_float),
+        ("forward", ctypes.c_void_p), ("transform", rowwise.Transform), ("scale", ctypes.c_float),
     )  # fmt: skip
 
 
 class Held(ctypes.Structure):
     _fields_ = (
         ("keys", cached.Rows), ("values", cached.Rows), ("positions", ctypes.c_int64), ("listed", cached.Listed),
-        ("keep", _rows.Strided), ("valid", _rows.Strided),
+        ("keep", rowwise.Strided), ("valid", rowwise.Strided),
     )  # fmt: skip
 
 
@@ -74,9 +74,9 @@ def site(of: nn.Module, weights: Weights, held: list[Any]) -> tuple[Site, bool]:
     if known is None:
         return Site(query, context, of.heads), False
     scores = torch.empty(2, of.heads, 2, 1, dtype=torch.float32, device="cpu")  # any rows and queries: strides of 0
-    transform, kept = _rows.read(known, scores)
+    transform, kept = rowwise.read(known, scores)
     held.append(kept)
-    return Site(query, context, of.heads, few.address(), _rows.address(), transform, of.score.scale), True
+    return Site(query, context, of.heads, few.address(), rowwise.address(), transform, of.score.scale), True
 
 
 def embeddings(table: nn.Embedding, positions: Tensor, scale: float, held: list[Any]) -> Embeddings:

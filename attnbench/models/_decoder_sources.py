@@ -11,15 +11,15 @@ from torch import Tensor
 
 from attnbench.attention import cached
 from attnbench.attention.backends.picked import Picked, sources
-from attnbench.attention.modules._scored import Scored
 from attnbench.attention.modules.base import Attention
 from attnbench.attention.modules.multihead import MultiHead
-from attnbench.attention.transforms import _rows
+from attnbench.attention.modules.single_head import SingleHead
+from attnbench.attention.transforms import rowwise
 from attnbench.attention.types import Memory, Positions
 from attnbench.core import native
 from attnbench.models import _decoder_layout as layout
 
-NOTHING = layout.Held(cached.Rows(), cached.Rows(), 0, cached.ALL, _rows.NOTHING, _rows.NOTHING)
+NOTHING = layout.Held(cached.Rows(), cached.Rows(), 0, cached.ALL, rowwise.NOTHING, rowwise.NOTHING)
 """Where compiled code does not attend."""
 
 
@@ -36,7 +36,7 @@ def of_sources(
         if not known or beams > cached.MOST:
             found.append(None)
             continue
-        assert isinstance(attention, Scored)  # or it were not known
+        assert isinstance(attention, (MultiHead, SingleHead))  # or it were not known
         if not attention.choice.picks:
             found.append(Picked(slice(None)))
             continue
@@ -57,19 +57,19 @@ def held_of_source(memory: Memory, picked: Picked | None) -> layout.Held:
     if picked is None:
         return NOTHING
     assert memory.keys is not None  # `holds` said so
-    valid = _rows.NOTHING
+    valid = rowwise.NOTHING
     if picked.there is not None:
         outer, middle, _, key = picked.there.stride()
-        valid = _rows.Strided(picked.there.data_ptr(), outer, middle, 0, key)
+        valid = rowwise.Strided(picked.there.data_ptr(), outer, middle, 0, key)
     elif memory.valid is not None and isinstance(picked.keys, slice):
-        valid = _rows.Strided(memory.valid.data_ptr(), memory.valid.stride(0), 0, 0, memory.valid.stride(1))
+        valid = rowwise.Strided(memory.valid.data_ptr(), memory.valid.stride(0), 0, 0, memory.valid.stride(1))
     rows = cached.rows_of(memory.keys), cached.rows_of(memory.values)
     return held(*rows, picked, memory.values.shape[2], valid=valid)
 
 
 def held(
-    keys: cached.Rows, values: cached.Rows, picked: Picked, count: int, *, keep: _rows.Strided = _rows.NOTHING,
-    valid: _rows.Strided = _rows.NOTHING,
+    keys: cached.Rows, values: cached.Rows, picked: Picked, count: int, *, keep: rowwise.Strided = rowwise.NOTHING,
+    valid: rowwise.Strided = rowwise.NOTHING,
 ) -> layout.Held:  # fmt: skip
     """Of so many keys and values those that are picked."""
     if not isinstance(picked.keys, slice):
@@ -118,7 +118,7 @@ def fits(token: Tensor, beams: int) -> bool:
 def holds(memory: Memory, attention: Attention, rows: int) -> bool:
     """Whether compiled code can read its keys and values, of so many rows, and which are valid."""
     keys, values = memory.keys, memory.values
-    assert isinstance(attention, Scored)  # or it were not known
+    assert isinstance(attention, (MultiHead, SingleHead))  # or it were not known
     if keys is None or not layout.fit(keys, values) or keys.requires_grad or values.requires_grad:
         return False
     heads = attention.heads

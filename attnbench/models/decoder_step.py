@@ -20,7 +20,7 @@ from attnbench.attention import cached
 from attnbench.attention.backends.picked import Picked
 from attnbench.attention.modules.base import Attention
 from attnbench.attention.modules.multihead import MultiHead
-from attnbench.attention.transforms import _rows
+from attnbench.attention.transforms import rowwise
 from attnbench.attention.types import Memory
 from attnbench.core import native, packed
 from attnbench.models import _decoder_layout as layout
@@ -179,9 +179,9 @@ class _Room:
         keys, values = cache.keys, cache.values
         assert keys is not None  # allocate() made them
         assert cache.filled is not None
-        rows, own, kept = (cached.rows_of(keys), cached.rows_of(values)), read.NOTHING, _rows.NOTHING
+        rows, own, kept = (cached.rows_of(keys), cached.rows_of(values)), read.NOTHING, rowwise.NOTHING
         if keep is not None:
-            kept = _rows.strided(keep.expand(self.rows, keys.shape[1], 1, -1))
+            kept = rowwise.strided(keep.expand(self.rows, keys.shape[1], 1, -1))
         if of_cache is not None:
             own = read.held(*rows, of_cache, cache.filled, keep=kept)
         source = read.held_of_source(memory, of_source)

@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.attention.catalog import build_transform
-from attnbench.attention.transforms import _rows
+from attnbench.attention.transforms import rowwise
 from attnbench.bench import ops
 from attnbench.core import native
 
@@ -152,10 +152,10 @@ def test_what_a_gpu_has_backends_for(monkeypatch):
 
 @pytest.mark.parametrize("name", ["sparsemax", "sigmoid"])
 def test_gradients_are_checked(name, monkeypatch):
-    monkeypatch.setattr(_rows, "vjp", lambda grad, weights, fused, **given: (torch.zeros_like(weights), None))
+    monkeypatch.setattr(rowwise, "vjp", lambda grad, weights, fused, **given: (torch.zeros_like(weights), None))
     forward, both = checked(name)
     assert forward.check() < 1e-5
-    if _rows.serves(torch.ones(1)):
+    if rowwise.serves(torch.ones(1)):
         assert both.check() > 0.01
 
 

@@ -24,7 +24,7 @@ from attnbench.attention.backends._blocks import (
     weights_at,
 )
 from attnbench.attention.backends._dropout import drawn_for, kept_at, kept_in
-from attnbench.attention.transforms._climb import ENTMAX15, SMALL, SPARSEMAX, TOPK, log_over_e
+from attnbench.attention.climb import ENTMAX15, SMALL, SPARSEMAX, TOPK, log_over_e
 
 
 @triton.jit

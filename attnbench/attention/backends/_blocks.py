@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnbench.attention.transforms._climb import ENTMAX15, LOG2E, SPARSEMAX, TOPK, mass_at, mass_of
+from attnbench.attention.climb import ENTMAX15, LOG2E, SPARSEMAX, TOPK, mass_at, mass_of
 
 PRECISION: tl.constexpr = tl.constexpr("tf32x3")
 """Of products in float32, to about its own accuracy; other types know one precision."""

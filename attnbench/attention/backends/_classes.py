@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from attnbench.attention.backends._blocks import sums_of
-from attnbench.attention.transforms._climb import base_of, goes_on, mass_of, step_of
+from attnbench.attention.climb import base_of, goes_on, mass_of, step_of
 
 STEPS: tl.constexpr = tl.constexpr(4)
 """Of Newton's method on the largest scores of classes alone, before the others join."""

@@ -31,7 +31,7 @@ from attnbench.attention.backends._passes import (
     mixed_of,
     root_from,
 )
-from attnbench.attention.transforms._climb import TOPK
+from attnbench.attention.climb import TOPK
 
 
 @triton.jit

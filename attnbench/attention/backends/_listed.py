@@ -26,7 +26,7 @@ from attnbench.attention.backends._blocks import (
     sums_of,
 )
 from attnbench.attention.backends._dropout import drawn_for, kept_at
-from attnbench.attention.transforms._climb import TOPK, goes_on, mass_of, step_of
+from attnbench.attention.climb import TOPK, goes_on, mass_of, step_of
 
 LEAST: tl.constexpr = tl.constexpr(-3.0e38)
 """Below every score but that of a key that is not looked at."""

@@ -21,7 +21,7 @@ from attnbench.attention.backends._blocks import (
 )
 from attnbench.attention.backends._classes import taken, taken_pair
 from attnbench.attention.backends._dropout import kept_in
-from attnbench.attention.transforms._climb import TOPK, goes_on, mass_of, step_of
+from attnbench.attention.climb import TOPK, goes_on, mass_of, step_of
 
 
 @triton.jit

@@ -22,7 +22,7 @@ from attnbench.attention.backends._blocks import (
 from attnbench.attention.backends._classes import kth_of, root_of
 from attnbench.attention.backends._dropout import drawn_for
 from attnbench.attention.backends._passes import around_of, largest_of, mixed_of, root_from
-from attnbench.attention.transforms._climb import ENTMAX15, TOPK, goes_on, step_of
+from attnbench.attention.climb import ENTMAX15, TOPK, goes_on, step_of
 
 
 @triton.jit

@@ -19,7 +19,7 @@ from attnbench.attention.backends._blocks import ROUNDS, rows_from, scores_at, s
 from attnbench.attention.backends._classes import TURNS, start_of, taken, taken_pair
 from attnbench.attention.backends._dropout import drawn_for
 from attnbench.attention.backends._passes import best_of, mixed_of
-from attnbench.attention.transforms._climb import ENTMAX15
+from attnbench.attention.climb import ENTMAX15
 
 STEPS: tl.constexpr = tl.constexpr(2)
 """Of Newton's method on the largest scores of classes alone, before the others join."""

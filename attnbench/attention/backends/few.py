@@ -11,10 +11,8 @@ from torch import Tensor
 
 from attnbench.attention import cached
 from attnbench.attention.cached import Listed, Rows, Sizes, listed_of, rows_of, sizes_of
-from attnbench.attention.transforms import _rows
-from attnbench.attention.transforms._entmax import SOFTMAX_BELOW
-from attnbench.attention.transforms._simplex import check_mask
-from attnbench.attention.transforms.base import Fused
+from attnbench.attention.transforms import rowwise
+from attnbench.attention.transforms.base import SOFTMAX_BELOW, Fused, check_mask
 from attnbench.core import native
 
 _SOURCE = Path(__file__).with_name("_few.cpp")
@@ -22,9 +20,9 @@ _SOURCE = Path(__file__).with_name("_few.cpp")
 
 class _Attention(ctypes.Structure):
     _fields_ = (
-        ("query", Rows), ("keys", Rows), ("values", Rows), ("out", Rows), ("sizes", Sizes),
-        ("width", ctypes.c_int64), ("scale", ctypes.c_float), ("transform", _rows.Transform), ("valid", _rows.Strided),
-        ("listed", Listed), ("forward", ctypes.c_void_p), ("scores", ctypes.c_void_p), ("weights", ctypes.c_void_p),
+        ("query", Rows), ("keys", Rows), ("values", Rows), ("out", Rows), ("sizes", Sizes), ("width", ctypes.c_int64),
+        ("scale", ctypes.c_float), ("transform", rowwise.Transform), ("valid", rowwise.Strided), ("listed", Listed),
+        ("forward", ctypes.c_void_p), ("scores", ctypes.c_void_p), ("weights", ctypes.c_void_p),
     )  # fmt: skip
 
 
@@ -34,7 +32,7 @@ def serves(query: Tensor, keys: Tensor, values: Tensor, transform: Fused) -> boo
         return False
     if not cached.fits(query, keys) or not cached.fits(query, values) or query.shape[3] != keys.shape[3]:
         return False
-    made = native.load(_SOURCE) is not None and _rows.serves(query)
+    made = native.load(_SOURCE) is not None and rowwise.serves(query)
     return made and keys.shape[2] == values.shape[2] and knows(transform)
 
 
@@ -69,19 +67,20 @@ def attend(
     scores = query.new_empty(rows, heads, queries, count)
     weights, out = torch.empty_like(scores), query.new_empty(rows, queries, heads, values.shape[3]).transpose(1, 2)
     check_mask("valid", valid, scores)
-    known, _held = _rows.read(transform, scores)
-    marks = _rows.spread(valid, scores)
+    known, _held = rowwise.read(transform, scores)
+    marks = rowwise.spread(valid, scores)
     given = _Attention(
         rows_of(query), rows_of(keys), rows_of(values), rows_of(out), sizes_of(query, keys, count), values.shape[3],
-        scale, known, _rows.strided(marks), listed_of(listed), _rows.address(), scores.data_ptr(), weights.data_ptr(),
+        scale, known, rowwise.strided(marks), listed_of(listed), rowwise.address(), scores.data_ptr(),
+        weights.data_ptr(),
     )  # fmt: skip
-    _rows.check(native.loaded(_SOURCE).attnbench_attend(ctypes.byref(given), torch.get_num_threads()), scores)
+    rowwise.check(native.loaded(_SOURCE).attnbench_attend(ctypes.byref(given), torch.get_num_threads()), scores)
     return out
 
 
 def compiled() -> bool:
     """Whether there is compiled code for `attend`."""
-    return native.load(_SOURCE) is not None and _rows.compiled()
+    return native.load(_SOURCE) is not None and rowwise.compiled()
 
 
 def address() -> ctypes.c_void_p:

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from attnbench.attention.transforms import _bounded_gpu, _bounded_rows
 from attnbench.attention.transforms._bounded_rows import BoundedKind
-from attnbench.attention.transforms._simplex import check_mask, mask, mask_gradient
-from attnbench.attention.transforms.base import TransformSpec, widen
+from attnbench.attention.transforms._simplex import mask, mask_gradient
+from attnbench.attention.transforms.base import TransformSpec, check_mask, widen
 from attnbench.attention.types import Role
 from attnbench.core import waiting
 from attnbench.core.derivatives import once_differentiable

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnbench.attention.transforms import _rows, entmax15, softmax
+from attnbench.attention.transforms import entmax15, rowwise, softmax
 from attnbench.attention.transforms._simplex import (
     ROUNDS,
     STILL,
@@ -29,11 +29,8 @@ from attnbench.attention.transforms._simplex import (
     renormalise,
     vjp,
 )
-from attnbench.attention.transforms.base import Fused
+from attnbench.attention.transforms.base import SOFTMAX_BELOW, Fused
 from attnbench.core.derivatives import once_differentiable
-
-SOFTMAX_BELOW = 1e-4
-"""At alpha - 1 up to this, softmax: 1/(alpha - 1) holds no digits there."""
 
 Excess = float | Float[Tensor, "..."]
 """alpha - 1: one for all rows, or a tensor that broadcasts to the scores with a last dimension of 1."""
@@ -163,7 +160,7 @@ class LearnedEntmaxFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, excess: Tensor, valid: Tensor | None) -> Tensor:
         ctx.engine = engine(scores)
-        if ctx.engine is _rows and not bool((excess > SOFTMAX_BELOW).all()):  # NaN is not above it
+        if ctx.engine is rowwise and not bool((excess > SOFTMAX_BELOW).all()):  # NaN is not above it
             ctx.engine = None
         if ctx.engine is not None:
             weights = ctx.engine.weigh(scores, valid, Fused("entmax", excess=excess))

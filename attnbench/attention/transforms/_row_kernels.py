@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnbench.attention.transforms._climb import ENTMAX15, SPARSEMAX, TOPK, goes_on, mass_of, step_of
+from attnbench.attention.climb import ENTMAX15, SPARSEMAX, TOPK, goes_on, mass_of, step_of
 
 ROUNDS: tl.constexpr = tl.constexpr(200)
 """Searches end long before; what has no root (NaN) ends here."""

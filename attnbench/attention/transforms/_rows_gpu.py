@@ -1,6 +1,6 @@
 """The transforms of rows on a GPU, in Triton (_row_kernels.py): each row is read and written once, and nothing waits.
 
-What _rows.py is on a processor, with the same interface.
+What rowwise.py is on a processor, with the same interface.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnbench.attention.transforms._rows import shape_of, spread
 from attnbench.attention.transforms.base import Fused, FusedKind
+from attnbench.attention.transforms.rowwise import shape_of, spread
 from attnbench.core import native
 from attnbench.core.kernels import compiles, programs, whole_rows
 

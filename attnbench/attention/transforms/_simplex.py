@@ -19,8 +19,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnbench.attention.transforms import _rows, _rows_gpu
-from attnbench.attention.transforms.base import Fused, widen
+from attnbench.attention.transforms import _rows_gpu, rowwise
+from attnbench.attention.transforms.base import Fused, check_mask, widen
 from attnbench.core.derivatives import once_differentiable
 
 ROUNDS = 64
@@ -98,7 +98,7 @@ def mask_gradient(grad: Float[Tensor, "... K"], slope: Float[Tensor, "... K"]) -
 
 def engine(scores: Float[Tensor, "... K"]) -> Any:
     """The module of compiled transforms that takes these scores; None: torch operations serve."""
-    return next((each for each in (_rows, _rows_gpu) if each.serves(scores)), None)
+    return next((each for each in (rowwise, _rows_gpu) if each.serves(scores)), None)
 
 
 class _Simplex(torch.autograd.Function):
@@ -120,18 +120,6 @@ class _Simplex(torch.autograd.Function):
         if ctx.engine is not None:
             return ctx.engine.vjp(grads[0], weights, ctx.fused)[0], None, None
         return vjp(grads[0], ctx.slope(weights)), None, None
-
-
-def check_mask(name: str, given: Tensor | None, scores: Tensor) -> None:
-    """Raise ValueError for a mask that does not broadcast to the shape of the scores."""
-    if given is None:
-        return
-    if given.dtype != torch.bool:
-        raise ValueError(f"'{name}' must be a boolean mask (True: may be attended), not {given.dtype}")
-    fits = zip(reversed(given.shape), reversed(scores.shape), strict=False)
-    # each by itself: where sizes are symbols of torch.compile, one of them is not found among numbers
-    if given.dim() > scores.dim() or any(size != 1 and size != wanted for size, wanted in fits):
-        raise ValueError(f"'{name}' of shape {tuple(given.shape)} does not broadcast to scores {tuple(scores.shape)}")
 
 
 def normalise(

@@ -1,4 +1,4 @@
-// What the compiled transforms (_rows.cpp) take.
+// What the compiled transforms (_rowwise.cpp) take.
 
 #pragma once
 

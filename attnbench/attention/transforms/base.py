@@ -65,6 +65,10 @@ class Fused(NamedTuple):
     first: bool = False
 
 
+SOFTMAX_BELOW = 1e-4
+"""Of entmax: at alpha - 1 up to this, softmax, since 1/(alpha - 1) holds no digits there."""
+
+
 class TransformSpec(Spec):
     """The fields of one transform in YAML, and how to build it."""
 
@@ -160,3 +164,15 @@ def refuse(name: str, **given: Any) -> None:
     for argument, value in given.items():
         if value is not None:
             raise ValueError(f"the transform '{name}' takes no '{argument}'")
+
+
+def check_mask(name: str, given: Tensor | None, scores: Tensor) -> None:
+    """Raise ValueError for a mask that does not broadcast to the shape of the scores."""
+    if given is None:
+        return
+    if given.dtype != torch.bool:
+        raise ValueError(f"'{name}' must be a boolean mask (True: may be attended), not {given.dtype}")
+    fits = zip(reversed(given.shape), reversed(scores.shape), strict=False)
+    # each by itself: where sizes are symbols of torch.compile, one of them is not found among numbers
+    if given.dim() > scores.dim() or any(size != 1 and size != wanted for size, wanted in fits):
+        raise ValueError(f"'{name}' of shape {tuple(given.shape)} does not broadcast to scores {tuple(scores.shape)}")

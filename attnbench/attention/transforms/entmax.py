@@ -11,9 +11,18 @@ from jaxtyping import Bool, Float
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from attnbench.attention.transforms._entmax import SOFTMAX_BELOW, LearnedEntmaxFunction, slope, weigh
-from attnbench.attention.transforms._simplex import Normaliser, check_mask, normalise
-from attnbench.attention.transforms.base import Fused, ScoreTransform, TransformSpec, refuse, transforms, widen
+from attnbench.attention.transforms._entmax import LearnedEntmaxFunction, slope, weigh
+from attnbench.attention.transforms._simplex import Normaliser, normalise
+from attnbench.attention.transforms.base import (
+    SOFTMAX_BELOW,
+    Fused,
+    ScoreTransform,
+    TransformSpec,
+    check_mask,
+    refuse,
+    transforms,
+    widen,
+)
 from attnbench.attention.transforms.entmax15 import ENTMAX15
 from attnbench.attention.transforms.softmax import SOFTMAX
 from attnbench.attention.transforms.sparsemax import SPARSEMAX

@@ -8,9 +8,17 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnbench.attention.transforms import _rows
-from attnbench.attention.transforms._simplex import check_mask, mask, mask_gradient
-from attnbench.attention.transforms.base import Fused, ScoreTransform, TransformSpec, refuse, transforms, widen
+from attnbench.attention.transforms import rowwise
+from attnbench.attention.transforms._simplex import mask, mask_gradient
+from attnbench.attention.transforms.base import (
+    Fused,
+    ScoreTransform,
+    TransformSpec,
+    check_mask,
+    refuse,
+    transforms,
+    widen,
+)
 from attnbench.attention.types import Dims
 from attnbench.core.derivatives import once_differentiable
 
@@ -37,9 +45,9 @@ _FUSED = Fused("sigmoid")
 class _Gates(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, valid: Tensor | None) -> Tensor:
-        ctx.compiled = _rows.serves(scores)
+        ctx.compiled = rowwise.serves(scores)
         if ctx.compiled:
-            weights = _rows.weigh(scores, valid, _FUSED)
+            weights = rowwise.weigh(scores, valid, _FUSED)
             ctx.save_for_backward(weights)
             return weights
         masked = mask(scores, valid)
@@ -55,7 +63,7 @@ class _Gates(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         (weights,) = ctx.saved_tensors
         if ctx.compiled:
-            return _rows.vjp(grads[0], weights, _FUSED)[0], None
+            return rowwise.vjp(grads[0], weights, _FUSED)[0], None
         slope = torch.addcmul(weights, weights, weights, value=-1)
         if grads[0].device.type == "cpu" and bool(grads[0].sum().isfinite()):
             return grads[0] * slope, None

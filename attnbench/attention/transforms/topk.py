@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from attnbench.attention.transforms._simplex import Normaliser, centre, check_mask, normalise, renormalise
-from attnbench.attention.transforms.base import Fused, ScoreTransform, TransformSpec, refuse, transforms
+from attnbench.attention.transforms._simplex import Normaliser, centre, normalise, renormalise
+from attnbench.attention.transforms.base import Fused, ScoreTransform, TransformSpec, check_mask, refuse, transforms
 from attnbench.attention.transforms.softmax import SOFTMAX, slope
 from attnbench.attention.types import MOST_POSITIONS, Dims, Role
 

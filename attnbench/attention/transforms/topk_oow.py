@@ -12,8 +12,8 @@ from torch import Tensor
 
 from attnbench.attention.patterns.base import PatternSpec
 from attnbench.attention.patterns.window import WindowSpec
-from attnbench.attention.transforms._simplex import Normaliser, centre, check_mask, mask, normalise, renormalise
-from attnbench.attention.transforms.base import Fused, ScoreTransform, TransformSpec, refuse, transforms
+from attnbench.attention.transforms._simplex import Normaliser, centre, mask, normalise, renormalise
+from attnbench.attention.transforms.base import Fused, ScoreTransform, TransformSpec, check_mask, refuse, transforms
 from attnbench.attention.transforms.softmax import slope
 from attnbench.attention.transforms.topk import largest
 from attnbench.attention.types import MOST_POSITIONS, Dims, Role

@@ -1,4 +1,4 @@
-"""The compiled path of the transforms on processors (_rows.cpp): each row is read and written once.
+"""The compiled path of the transforms on processors (_rowwise.cpp): each row is read and written once.
 
 Measured against the same in torch operations by `attnbench speed ops`. Without a compiler those serve.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 from attnbench.attention.transforms.base import Fused
 from attnbench.core import native
 
-_SOURCE = Path(__file__).with_name("_rows.cpp")
+_SOURCE = Path(__file__).with_name("_rowwise.cpp")
 _KINDS = ("softmax", "topk", "sparsemax", "entmax15", "entmax", "sigmoid")
 _NAMES = {torch.float32: "float32", torch.float64: "float64"}
 

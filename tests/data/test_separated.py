@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnbench.data.blocks import split_sentences
-from attnbench.data.tokenizers._separated import Separated
+from attnbench.data.separated import Separated
 from attnbench.data.tokenizers.bpe import BpeSpec
 
 TEXT = ["ein haus und ein hof", "die katze schläft im haus", "das haus ist alt"] * 3

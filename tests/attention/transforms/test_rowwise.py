@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnbench.attention.catalog import build_transform
-from attnbench.attention.transforms import _entmax, _rows
+from attnbench.attention.transforms import _entmax, rowwise
 from attnbench.attention.transforms._simplex import vjp
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.types import Dims
@@ -20,7 +20,7 @@ from attnbench.core import native
 @pytest.fixture(scope="module", autouse=True)
 def _compiled():
     """Not while tests are collected, when one worker would wait for another's compiler."""
-    if native.load(_rows._SOURCE) is None:
+    if native.load(rowwise._SOURCE) is None:
         pytest.skip("no C++ compiler: torch operations serve")
 
 
@@ -59,7 +59,7 @@ def answer(transform, scores, upstream, **masks):
 def both(name, scores, upstream, **masks):
     """Weights and gradients of the compiled path, then of torch operations."""
     transform = TRANSFORMS[name](scores.shape[-3] if scores.dim() > 2 else 1)
-    assert _rows.serves(scores)
+    assert rowwise.serves(scores)
     compiled = answer(transform, scores, upstream, **masks)
     with native.off():
         return compiled, answer(transform, scores, upstream, **masks)
@@ -74,10 +74,10 @@ def same(compiled, plain, tolerance):
 def fused(name, heads):
     kind = {"entmax 1.05": 0.05, "entmax 1.3": 0.3, "entmax 1.9": 0.9}
     if name == "learned":
-        return _rows.Fused("entmax", excess=torch.sigmoid(torch.linspace(-3, 2, heads)).view(-1, 1, 1))
+        return rowwise.Fused("entmax", excess=torch.sigmoid(torch.linspace(-3, 2, heads)).view(-1, 1, 1))
     if name in kind:
-        return _rows.Fused("entmax", excess=kind[name])
-    return _rows.Fused("topk" if name.startswith("topk") else name)
+        return rowwise.Fused("entmax", excess=kind[name])
+    return rowwise.Fused("topk" if name.startswith("topk") else name)
 
 
 def error(found, exact):
@@ -117,7 +117,7 @@ def test_compiled_is_plain(name, dtype, data):
                 transform.double()
             exact, _ = answer(transform, scores.double(), upstream.double(), **masks)
         assert error(compiled[0], exact) <= 1e-6 + 4 * error(plain[0], exact)
-        found = _rows.vjp(upstream, plain[0], fused(name, heads), to_excess=name == "learned")
+        found = rowwise.vjp(upstream, plain[0], fused(name, heads), to_excess=name == "learned")
         torch.testing.assert_close(found[0], plain[1][0], rtol=3e-5, atol=3e-6)
         if name == "learned":
             rates = torch.sigmoid(torch.linspace(-3, 2, heads)).view(-1, 1, 1)
@@ -156,7 +156,7 @@ def test_what_only_forwards_is_compiled_is_plain(name, dtype, data):
     valid = torch.rand(batch, 1, 1, keys) < 0.7 if data.draw(st.booleans(), "valid") else None
     spec = transforms.parse(FORWARDS[name])
     made = spec.build(Dims())
-    found = _rows.weigh(scores, valid, spec.fused(made))
+    found = rowwise.weigh(scores, valid, spec.fused(made))
     with native.off():
         plain = made(scores, valid=valid)
     tolerance = 1e-6 if dtype == torch.float32 else 1e-13
@@ -167,7 +167,7 @@ def test_what_only_forwards_is_compiled_is_plain(name, dtype, data):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_gate_that_would_be_shut_is_spoilt_with_its_row(dtype):
     scores = torch.tensor([[torch.inf, -3000.0, -torch.inf], [0.0, -3000.0, -torch.inf]], dtype=dtype)
-    found = _rows.weigh(scores, None, _rows.Fused("sigmoid"))
+    found = rowwise.weigh(scores, None, rowwise.Fused("sigmoid"))
     assert found.isnan().tolist() == [[True, True, False], [False] * 3]
     assert found[1].tolist() == [0.5, 0.0, 0.0]
 
@@ -188,14 +188,14 @@ def test_single_precision_keeps_to_the_definition(excess, keys):
     """Short steps move weights along a series, but for those at the edge of the support; whatever alpha is."""
     torch.manual_seed(keys)
     wide = torch.tensor([excess], dtype=torch.float32).double()
-    fused = _rows.Fused("entmax", excess=wide.float())
+    fused = rowwise.Fused("entmax", excess=wide.float())
     scores = torch.randn(600, keys) * torch.tensor([0.1, 1.0, 3.0, 20.0]).repeat(150)[:, None]
     scores[1::4, : keys // 2] = scores[1::4, :1]
     expected = _entmax.weigh(scores.double(), wide)
-    weights = _rows.weigh(scores, None, fused)
+    weights = rowwise.weigh(scores, None, fused)
     torch.testing.assert_close(weights.double(), expected, rtol=1e-5, atol=2e-6)
     upstream = torch.randn_like(scores)
-    to_scores, to_alpha = _rows.vjp(upstream, expected.float(), fused, to_excess=True)
+    to_scores, to_alpha = rowwise.vjp(upstream, expected.float(), fused, to_excess=True)
     definition = vjp(upstream.double(), _entmax.slope(expected, wide))
     torch.testing.assert_close(to_scores.double(), definition, rtol=1e-5, atol=5e-6)
     definition = _entmax.alpha_gradient(upstream.double(), expected, wide)
@@ -270,14 +270,14 @@ def test_narrower_registers_give_the_same(without, width, monkeypatch):
     for function in cached:
         function.cache_clear()
     try:
-        assert native.load(_rows._SOURCE).attnbench_bytes() == width
+        assert native.load(rowwise._SOURCE).attnbench_bytes() == width
         for keys in (1, 5, 33, 64, 65, 100, 131):
             scores, upstream, valid = torch.randn(3, 5, 7, keys), torch.randn(3, 5, 7, keys), torch.rand(7, keys) < 0.7
             for name in TRANSFORMS:
                 same(*both(name, scores.double(), upstream.double(), valid=valid), 1e-11)
                 compiled, plain = both(name, scores, upstream, valid=valid)
                 torch.testing.assert_close(compiled[0], plain[0], rtol=1e-5, atol=1e-5)
-                found = _rows.vjp(upstream, plain[0], fused(name, 5), to_excess=name == "learned")
+                found = rowwise.vjp(upstream, plain[0], fused(name, 5), to_excess=name == "learned")
                 torch.testing.assert_close(found[0], plain[1][0], rtol=3e-5, atol=3e-6)
     finally:
         monkeypatch.undo()
@@ -292,7 +292,7 @@ def test_topk_finds_the_kth_among_numbers_far_apart(count):
     scores = torch.cat([10**exponents, -(10**exponents)])[torch.randperm(100)]
     weights = build_transform("topk", k=count)(scores - scores.max())
     kth = (scores - scores.max()).topk(count).values[-1]
-    chosen = _rows.weigh(scores, None, _rows.Fused("topk", count))
+    chosen = rowwise.weigh(scores, None, rowwise.Fused("topk", count))
     assert weights.sum() == pytest.approx(1)
     assert bool((chosen[scores < scores.topk(count).values[-1]] == 0).all())
     assert bool((weights[(scores - scores.max()) < kth] == 0).all())
@@ -326,11 +326,11 @@ def test_a_backward_pass_whose_forward_was_compiled_needs_no_more():
 
 def test_an_excess_of_another_type_is_read_as_what_it_is():
     scores = torch.randn(3, 8)
-    found = _rows.weigh(scores, None, _rows.Fused("entmax", excess=torch.tensor([0.5], dtype=torch.float64)))
+    found = rowwise.weigh(scores, None, rowwise.Fused("entmax", excess=torch.tensor([0.5], dtype=torch.float64)))
     torch.testing.assert_close(found, build_transform("entmax15")(scores), rtol=1e-5, atol=1e-6)
 
 
 def test_an_upstream_gradient_that_is_a_negated_view_is_read_right():
-    weights, upstream = _rows.weigh(torch.randn(3, 8), None, _rows.Fused("softmax")), torch.randn(3, 8)
-    found = _rows.vjp(torch._neg_view(upstream), weights, _rows.Fused("softmax"))[0]
-    torch.testing.assert_close(found, -_rows.vjp(upstream, weights, _rows.Fused("softmax"))[0])
+    weights, upstream = rowwise.weigh(torch.randn(3, 8), None, rowwise.Fused("softmax")), torch.randn(3, 8)
+    found = rowwise.vjp(torch._neg_view(upstream), weights, rowwise.Fused("softmax"))[0]
+    torch.testing.assert_close(found, -rowwise.vjp(upstream, weights, rowwise.Fused("softmax"))[0])
