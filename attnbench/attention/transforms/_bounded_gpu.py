@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnbench.attention.transforms._bounded_rows import BoundedKind
+from attnbench.attention.transforms._bounded_rows import KINDS, BoundedKind
 from attnbench.core import native
 from attnbench.core.kernels import compiles, programs, whole_rows
 
@@ -23,7 +23,6 @@ _ELEMENTS = 1 << 9
 """Scores that a program holds at least."""
 _A_WARP = 1 << 8
 """Scores of a warp."""
-_KINDS: dict[BoundedKind, int] = {"csoftmax": 0, "csparsemax": 1}
 
 
 def serves(*given: Tensor) -> bool:
@@ -47,7 +46,7 @@ def solve(
     sizes = whole_rows(scores.shape[1], _ELEMENTS, _A_WARP)
     _kernels().solve[programs(len(scores), sizes)](
         scores, upper, mask, weights, bounds, short, *scores.shape,
-        KIND=_KINDS[kind], VALID=valid is not None, **sizes,
+        KIND=KINDS.index(kind), VALID=valid is not None, **sizes,
     )  # fmt: skip
     return weights, bounds, short.view(torch.bool)
 
@@ -64,8 +63,9 @@ def vjp(
     to_scores, to_upper = torch.empty_like(weights), torch.empty_like(weights)
     sizes = whole_rows(weights.shape[1], _ELEMENTS, _A_WARP)
     _kernels().vjp[programs(len(weights), sizes)](
-        weights, upper, short.view(torch.uint8), grad, to_scores, to_upper, *weights.shape, KIND=_KINDS[kind], **sizes
-    )
+        weights, upper, short.view(torch.uint8), grad, to_scores, to_upper, *weights.shape,
+        KIND=KINDS.index(kind), **sizes,
+    )  # fmt: skip
     return to_scores, to_upper
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,7 +18,8 @@ from attnbench.core import native
 _SOURCE = Path(__file__).with_name("_bounded_rows.cpp")
 _NAMES = {torch.float32: "float32", torch.float64: "float64"}
 BoundedKind = Literal["csoftmax", "csparsemax"]
-_KINDS: dict[BoundedKind, int] = {"csoftmax": 0, "csparsemax": 1}
+KINDS: tuple[BoundedKind, ...] = get_args(BoundedKind)
+"""In the order in which compiled code counts them, on a processor and on a GPU."""
 
 
 class Solved(NamedTuple):
@@ -74,6 +75,6 @@ def _call(kind: BoundedKind, way: str, given: tuple[Tensor | None, ...], made: t
     function = getattr(native.loaded(_SOURCE), f"attnbench_{_NAMES[first.dtype]}_{way}")
     size = (ctypes.c_int64(each) for each in first.shape)
     return function(
-        _KINDS[kind], *(native.at(each) for each in given), *size, *(native.at(each) for each in made),
+        KINDS.index(kind), *(native.at(each) for each in given), *size, *(native.at(each) for each in made),
         torch.get_num_threads(),
     )  # fmt: skip

@@ -46,6 +46,7 @@ class ScoreTransform(Protocol):
 
 
 FusedKind = Literal["softmax", "topk", "sparsemax", "entmax15", "entmax", "sigmoid"]
+"""In the order of `Kind` in _transform.hpp."""
 
 
 class Fused(NamedTuple):

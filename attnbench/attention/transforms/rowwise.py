@@ -8,17 +8,17 @@ from __future__ import annotations
 import ctypes
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from attnbench.attention.transforms.base import Fused
+from attnbench.attention.transforms.base import Fused, FusedKind
 from attnbench.core import native
 
 _SOURCE = Path(__file__).with_name("_rowwise.cpp")
-_KINDS = ("softmax", "topk", "sparsemax", "entmax15", "entmax", "sigmoid")
+_KINDS: tuple[FusedKind, ...] = get_args(FusedKind)
 _NAMES = {torch.float32: "float32", torch.float64: "float64"}
 
 
