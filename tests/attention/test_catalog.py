@@ -9,7 +9,7 @@ from attnbench.attention.patterns.random import RandomSpec
 from attnbench.attention.transforms.base import transforms
 from attnbench.attention.transforms.entmax import entmax
 from attnbench.attention.transforms.softmax import softmax
-from attnbench.attention.transforms.topk import topk
+from attnbench.attention.transforms.topk import TopKSpec
 from attnbench.attention.transforms.topk_oow import TopKOutOfWindowSpec
 from attnbench.attention.types import Dims
 
@@ -18,8 +18,9 @@ def test_builds_what_the_names_say():
     scores = torch.randn(2, 3, 4, 7)
     valid = torch.arange(7) < 5
     assert torch.equal(build_transform("softmax")(scores, valid=valid), softmax(scores, valid=valid))
-    assert torch.equal(build_transform("topk", k=2)(scores, valid=valid), topk(scores, valid=valid, k=2))
-    assert torch.equal(build_transform("topk", ratio=0.5, ties="index")(scores), topk(scores, ratio=0.5, ties="index"))
+    for fields in ({"k": 2}, {"ratio": 0.5, "ties": "index"}):
+        built = TopKSpec.model_validate({"kind": "topk", **fields}).build(Dims(0, 1, 1, 1))
+        assert torch.equal(build_transform("topk", **fields)(scores, valid=valid), built(scores, valid=valid))
     assert torch.equal(build_transform("topk", k=None)(scores), softmax(scores))
     assert torch.equal(build_transform("entmax", alpha=1.3)(scores), entmax(scores, alpha=1.3))
 

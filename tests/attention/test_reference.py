@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
+from attnbench.attention.catalog import build_transform
 from attnbench.attention.patterns.base import causal
 from attnbench.attention.reference import attend
 from attnbench.attention.scores.dot import dot, scaled_dot
 from attnbench.attention.transforms.softmax import softmax
-from attnbench.attention.transforms.topk import topk
 from attnbench.attention.types import Positions
 
 BATCH, HEADS, QUERIES, KEYS, WIDTH = 2, 3, 4, 5, 2
@@ -56,7 +56,7 @@ def by_hand(query, keys, values, valid, *, scale, may_look, k=None):
 @pytest.mark.parametrize("masked", [False, True])
 def test_equals_the_formulas_written_out(inputs, score, scale, k, masked):
     query, keys, values, valid = inputs
-    transform = softmax if k is None else lambda scores, *, valid=None: topk(scores, valid=valid, k=k)
+    transform = softmax if k is None else build_transform("topk", k=k)
     # queries are the last of the positions, as in a decode step with a cache
     positions = Positions(torch.arange(KEYS - QUERIES, KEYS), torch.arange(KEYS))
     found = attend(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import partial
-from typing import ClassVar, Literal, Self, get_args
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -33,45 +33,19 @@ def topk(
     valid: Bool[Tensor, "..."] | None = None,
     keep: Bool[Tensor, "..."] | None = None,
     upper: Float[Tensor, "..."] | None = None,
-    k: int | None = None,
-    ratio: float | None = None,
-    at_least: int = 1,
-    ties: Ties = "threshold",
-) -> Float[Tensor, "... K"]:
-    """Softmax over `{j valid: z_j >= t}`, t the k-th largest valid score of the row, and over the valid keys in `keep`.
-
-    k: keys a row keeps; 0 or None keeps all. ratio: instead of k, `max(at_least, ceil(ratio * valid keys of the row))`.
-    ties: `threshold` keeps every key that equals t, so a row may keep more than k; `index` keeps exactly k, those with
-    the lowest index first. t is a constant in the gradient.
-    Source: Zhao et al. 2019, eq. 2-4. Raises ValueError for k < 0, a ratio outside (0, 1], both of them,
-    at_least < 1, or `upper`.
-    """
-    if k is not None and k < 0:
-        raise ValueError(f"topk keeps k >= 0 keys (0: all), not {k}")
-    if ratio is not None and not 0 < ratio <= 1:
-        raise ValueError(f"topk keeps a ratio in (0, 1] of the keys, not {ratio}")
-    if k is not None and ratio is not None:
-        raise ValueError("topk takes k or ratio, not both")
-    if at_least < 1:
-        raise ValueError(f"topk keeps at_least >= 1 keys, not {at_least}")
-    if ties not in get_args(Ties):
-        raise ValueError(f"topk knows the ties {' and '.join(get_args(Ties))}, not {ties!r}")
-    share = None if ratio is None else _fraction(ratio)
-    return _topk(scores, valid=valid, keep=keep, upper=upper, k=k, share=share, at_least=at_least, ties=ties)
-
-
-def _topk(
-    scores: Float[Tensor, "... K"],
-    *,
-    valid: Bool[Tensor, "..."] | None = None,
-    keep: Bool[Tensor, "..."] | None = None,
-    upper: Float[Tensor, "..."] | None = None,
     k: int | None,
     share: tuple[int, int] | None,
     at_least: int,
     ties: Ties,
 ) -> Float[Tensor, "... K"]:
-    """topk with sound settings, which are whole numbers: torch.compile may make symbols of them. share: the ratio."""
+    """Softmax over `{j valid: z_j >= t}`, t the k-th largest valid score of the row, and over the valid keys in `keep`.
+
+    k: keys a row keeps; 0 or None keeps all. share: (p, q), instead of k `max(at_least, ceil(p / q * valid keys of the
+    row))`: whole numbers, of which torch.compile may make symbols. ties: `threshold` keeps every key that equals t, so
+    a row may keep more than k; `index` keeps exactly k, those with the lowest index first. t is a constant in the
+    gradient. Source: Zhao et al. 2019, eq. 2-4. Raises ValueError for `upper`; the other settings are those of a
+    TopKSpec.
+    """
     refuse("topk", upper=upper)
     check_mask("keep", keep, scores)
     if share is None and (not k or k >= scores.shape[-1]):
@@ -132,10 +106,6 @@ def _largest_share(
     return count.to(masked.dtype), kth
 
 
-def _fraction(ratio: float) -> tuple[int, int]:
-    return Fraction(float(ratio)).limit_denominator(_FINEST).as_integer_ratio()
-
-
 @transforms.register
 class TopKSpec(TransformSpec):
     """Softmax over the k best keys of each row."""
@@ -180,7 +150,7 @@ class TopKSpec(TransformSpec):
                     yield name, "a row keeps all of its keys"
 
     def build(self, dims: Dims) -> ScoreTransform:
-        return partial(_topk, k=self.k, share=self._share, at_least=self.at_least, ties=self.ties)
+        return partial(topk, k=self.k, share=self._share, at_least=self.at_least, ties=self.ties)
 
     def fused(self, built: ScoreTransform) -> Fused:
         share = None if self._share is None else (*self._share, self.at_least)
@@ -188,7 +158,7 @@ class TopKSpec(TransformSpec):
 
     @property
     def _share(self) -> tuple[int, int] | None:
-        return None if self.ratio is None else _fraction(self.ratio)
+        return None if self.ratio is None else Fraction(self.ratio).limit_denominator(_FINEST).as_integer_ratio()
 
     @classmethod
     def from_budget(cls, n: int, role: Role) -> Self | None:

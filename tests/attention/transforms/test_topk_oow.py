@@ -13,7 +13,6 @@ from attnbench.attention.patterns.full import FullSpec
 from attnbench.attention.scores.dot import ScaledDotSpec
 from attnbench.attention.site import Site
 from attnbench.attention.transforms.softmax import softmax
-from attnbench.attention.transforms.topk import topk
 from attnbench.attention.transforms.topk_oow import TopKOutOfWindowSpec, topk_oow
 from attnbench.attention.types import Dims, Positions
 
@@ -41,7 +40,7 @@ def test_any_row_keeps_its_window_and_the_best_outside(data):
 
 def test_without_a_window_it_is_topk_and_with_all_in_it_softmax():
     scores, valid = torch.randn(3, 4, 9), torch.rand(3, 4, 9) < 0.8
-    assert torch.equal(topk_oow(scores, valid=valid, k=3), topk(scores, valid=valid, k=3))
+    assert torch.equal(topk_oow(scores, valid=valid, k=3), build_transform("topk", k=3)(scores, valid=valid))
     everything = torch.ones(9, dtype=torch.bool)
     torch.testing.assert_close(topk_oow(scores, valid=valid, keep=everything, k=2), softmax(scores, valid=valid))
     torch.testing.assert_close(topk_oow(scores, valid=valid, keep=~everything, k=9), softmax(scores, valid=valid))
