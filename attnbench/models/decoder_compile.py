@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from attnbench.attention.modules.base import Attention, SelfAttention
 from attnbench.attention.modules.multihead import MultiHead
 from attnbench.attention.modules.single_head import SingleHead
 from attnbench.attention.scores.base import Score
@@ -19,12 +20,22 @@ from attnbench.models import decoder_step
 from attnbench.models.decoder_step import CompiledDecoder
 from attnbench.models.layers import Embedding, FeedForward, Residual
 
-if TYPE_CHECKING:
-    from attnbench.models.transformer import DecoderLayer
+
+class Sublayers(Protocol):
+    """A layer of the decoder (DecoderLayer of transformer.py)."""
+
+    attention: SelfAttention
+    attention_residual: Residual
+    cross: Attention
+    cross_residual: Residual
+    feed_forward: FeedForward
+    feed_forward_residual: Residual
+
+    def modules(self) -> Iterator[nn.Module]: ...
 
 
 def compile_decoder(
-    embedding: Embedding, layers: Sequence[DecoderLayer], norm: nn.Module, output: nn.Linear
+    embedding: Embedding, layers: Sequence[Sublayers], norm: nn.Module, output: nn.Linear
 ) -> CompiledDecoder | None:
     """The decoder as it is now, for steps until its weights change; None where code compiled here has not packed these,
     and where a part is not as transformer.py makes it, is in training or has hooks. Hooks that come later are not
@@ -66,7 +77,7 @@ def compile_decoder(
     ))  # fmt: skip
 
 
-def _is_known(layer: DecoderLayer, own: MultiHead, weights: layout.Weights) -> bool:
+def _is_known(layer: Sublayers, own: MultiHead, weights: layout.Weights) -> bool:
     """Whether the definition does what compiled code would do."""
     forward, residuals, cross = layer.feed_forward, _residuals(layer), layer.cross
     linears = [own.project_query, own.project_memory, own.project_context]
@@ -89,7 +100,7 @@ def _is_known_norm(norm: nn.Module) -> bool:
 
 
 def _compiled(
-    layer: DecoderLayer, own: MultiHead, weights: layout.Weights, held: list[Any]
+    layer: Sublayers, own: MultiHead, weights: layout.Weights, held: list[Any]
 ) -> tuple[decoder_step.Sites, decoder_step.Layer]:
     """held: takes up what must live as long."""
     forward, residuals = layer.feed_forward, _residuals(layer)
@@ -107,5 +118,5 @@ def _norm(of: nn.LayerNorm, held: list[Any]) -> decoder_step.Norm:
     return decoder_step.Norm(of.weight.data_ptr(), of.bias.data_ptr(), of.eps)
 
 
-def _residuals(layer: DecoderLayer) -> tuple[Residual, Residual, Residual]:
+def _residuals(layer: Sublayers) -> tuple[Residual, Residual, Residual]:
     return layer.attention_residual, layer.cross_residual, layer.feed_forward_residual
