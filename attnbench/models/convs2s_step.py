@@ -7,9 +7,9 @@ The definition is in convs2s.py. An attention that _few.cpp does not know is ask
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -21,12 +21,10 @@ from attnbench.attention.modules.single_head import SingleHead
 from attnbench.attention.types import Memory
 from attnbench.core import hooks, native, packed
 from attnbench.core.dropout import Dropout
+from attnbench.core.packed_steps import Window
 from attnbench.models import _decoder_layout as layout
 from attnbench.models import _decoder_sources as read
-from attnbench.models.layers import require_positions
-
-if TYPE_CHECKING:
-    from attnbench.models.convs2s import ConvS2S, DecoderAttention, GatedConvolution
+from attnbench.models.layers import Stack, require_positions
 
 _SOURCE = Path(__file__).with_name("_convs2s_step.cpp")
 _CONVOLVE, _ATTEND, _FINISH = range(3)
@@ -68,7 +66,42 @@ class _Given(NamedTuple):
     held: list[Any]
 
 
-def compile_convs2s(model: ConvS2S, half: float) -> CompiledConvS2S | None:
+class Embedded(Protocol):
+    """What embeds (PositionedEmbedding of convs2s.py)."""
+
+    table: nn.Embedding
+    positions: nn.Embedding
+    dropout: Dropout
+
+    def modules(self) -> Iterator[nn.Module]: ...
+
+
+class Attended(Protocol):
+    """The attention of a layer, with its projections (DecoderAttention of convs2s.py)."""
+
+    averages: bool
+    project_query: nn.Linear
+    attention: Attention
+    project_context: nn.Linear
+
+
+class Decoder(Protocol):
+    """What steps are made of (ConvS2S of convs2s.py)."""
+
+    expand: nn.Linear
+    decoder: Stack[Any]
+    attention: Stack[Any]
+    contract: nn.Linear
+    dropout: Dropout
+    output: nn.Linear
+
+    @property
+    def target_embedding(self) -> Embedded: ...
+
+    def attended(self) -> Sequence[Attended]: ...
+
+
+def compile_convs2s(model: Decoder, half: float) -> CompiledConvS2S | None:
     """The decoder as it is now, for steps until its weights change; None where code compiled here has not packed these,
     and where a part is in training, has hooks, or is not as convs2s.py makes it. Hooks that come later are not called.
 
@@ -119,7 +152,7 @@ def compile_convs2s(model: ConvS2S, half: float) -> CompiledConvS2S | None:
     return CompiledConvS2S(embedding.positions.num_embeddings, known, given)
 
 
-def _fits(model: ConvS2S, attended: Sequence[DecoderAttention], weights: layout.Weights) -> bool:
+def _fits(model: Decoder, attended: Sequence[Attended], weights: layout.Weights) -> bool:
     """Whether all widths are those of embeddings and of the first convolution, as compiled code takes them to be."""
     embedding, (kernel, width) = model.target_embedding.table.embedding_dim, next(iter(model.decoder)).span
     wanted = {model.expand: (width, embedding), model.contract: (embedding, width)}
@@ -137,7 +170,7 @@ def _fits(model: ConvS2S, attended: Sequence[DecoderAttention], weights: layout.
     return model.target_embedding.positions.embedding_dim == embedding
 
 
-def _products(convolution: GatedConvolution, of: DecoderAttention) -> tuple[nn.Module, nn.Module, nn.Module]:
+def _products(convolution: Window, of: Attended) -> tuple[nn.Module, nn.Module, nn.Module]:
     """What multiplies in a layer, but for the attention itself."""
     return convolution, of.project_query, of.project_context
 
