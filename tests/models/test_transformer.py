@@ -114,7 +114,7 @@ def test_ties_share_exactly(tie):
 
 
 def test_one_table_needs_one_vocabulary():
-    with pytest.raises(ValueError, match="needs a joint vocabulary"):
+    with pytest.raises(ValueError, match="tie 'all' shares one table"):
         parse(tie="all").build(APART)
 
 
