@@ -51,9 +51,20 @@ def align(
     text, chosen = read_sides(source, target), method_of(method)
     if gold is None and gold_first:
         raise SpecError("--gold-first counts the words of gold links; name them with --gold FILE")
+    taken = {
+        "the source text": source,
+        "its translation": target,
+        "the file of --gold": gold,
+        "the file of --load": load,
+    }
+    if train is not None:
+        taken |= {"the source text of --train": train[0], "the translation of --train": train[1]}
     for option, file in (("--out", out), ("--save", save)):
         if file is not None:
             require_writable(file, option, folder=False)
+            if name := next((name for name, other in taken.items() if other and _is_same(file, other)), None):
+                raise SpecError(f"{option} {file}: this is {name}; name another file")
+            taken[f"the file of {option}"] = file
     right = read_gold(gold, *text, first=gold_first) if gold else []  # first of all: a mistake there costs no training
     learned = read_sides(*train) if train else None
     found = align_text(text, chosen, tool=tool.value, train=learned, lowercase=lowercase, save=save, load=load)
@@ -71,3 +82,10 @@ def align(
         return
     common.show_scores(score)
     sys.stdout.writelines(f"{line}\n" for line in lines)
+
+
+def _is_same(file: Path, other: Path) -> bool:
+    """Whether both name one file, of which only one content stays; a device keeps none."""
+    if file.exists() and other.exists():
+        return file.is_file() and file.samefile(other)
+    return file.resolve() == other.resolve()

@@ -106,3 +106,29 @@ def test_mistakes_are_named(invoke, monkeypatch, arguments, code, message):
     result = invoke("align", *arguments, code=code)
     assert message in result.stderr
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--out", "test.en"], "--out test.en: this is the source text; name another file"),
+    (["--save", "./test.xx"], "--save test.xx: this is its translation"),
+    (["--train", "train.en", "train.xx", "--save", "train.en"], "--save train.en: this is the source text of --train"),
+    (["--train", "train.en", "train.xx", "--out", "link"], "--out link: this is the translation of --train"),
+    (["--gold", "test.gold", "--out", "test.gold"], "--out test.gold: this is the file of --gold"),
+    (["--load", "kept.npz", "--out", "kept.npz"], "--out kept.npz: this is the file of --load"),
+    (["--save", "new", "--out", "../here/new"], "--save new: this is the file of --out"),
+])  # fmt: skip
+def test_no_input_is_written_over(invoke, tree, tmp_path, monkeypatch, arguments, message):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    for path in list(tmp_path.glob("t*.*")):
+        path.rename(folder / path.name)
+    monkeypatch.chdir(folder)
+    Path("link").symlink_to("train.xx")
+    Path("kept.npz").write_bytes(b"kept")
+    before = tree(folder)
+    assert message in invoke("align", "test.en", "test.xx", *arguments, code=2).stderr
+    assert tree(folder) == before
+
+
+def test_a_device_may_stand_twice(invoke):
+    invoke("align", "train.en", "train.xx", "--out", "/dev/null", "--save", "/dev/null")
