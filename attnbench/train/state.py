@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -18,6 +19,8 @@ from attnbench.core.memory import is_passing
 
 _FULL = "I/O error|No space|File too large|PytorchStreamWriter|unexpected pos"
 """How safetensors and torch tell of a disk that takes no more."""
+_SUMS = "SHA256SUMS"
+"""Beside the files of a checkpoint, in the form of sha256sum; those of earlier versions have none."""
 
 
 class OtherModelError(AttnbenchError):
@@ -98,6 +101,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
 def _read_weights(model: nn.Module, path: Path) -> dict[str, Tensor]:
     try:
         path.open("rb").close()  # safetensors says of a file that may not be read that there is none
+        _require_as_written(path)
         tensors = load_file(path)
     except Exception as error:  # safetensors raises its own type, which has no stable home
         if is_passing(error):
@@ -146,6 +150,21 @@ def _save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimi
             "rng_cuda": [torch.cuda.get_rng_state(device)] if device.type == "cuda" else [],
         }
         torch.save(content, work / "state.pt")
+        (work / _SUMS).write_text("".join(f"{_sum(path)}\n" for path in sorted(work.iterdir())), encoding="utf-8")
+
+
+def _sum(path: Path) -> str:
+    """The line of sha256sum for a file."""
+    with path.open("rb") as file:
+        return f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}"
+
+
+def _require_as_written(path: Path) -> None:
+    """Raise ValueError where a file of a checkpoint has changed: neither safetensors nor torch looks at what lies
+    between its bounds."""
+    sums = path.parent / _SUMS
+    if sums.exists() and _sum(path) not in sums.read_text(encoding="utf-8", errors="replace").splitlines():
+        raise ValueError(f"its bytes are not those that were written, as {_SUMS} beside it has them")
 
 
 def load_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> TrainState:
@@ -157,6 +176,7 @@ def load_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.
     at, device = folder / _name(step), next(model.parameters()).device
     load_weights(model, at / "model.safetensors")
     try:
+        _require_as_written(at / "state.pt")
         content = torch.load(at / "state.pt", map_location="cpu", weights_only=True)
         optimizer.load_state_dict(content["optimizer"])
         torch.set_rng_state(content["rng"])

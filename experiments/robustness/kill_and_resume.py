@@ -183,7 +183,7 @@ def phase(places: Places) -> str:
         if (cell / name).exists():
             json.loads((cell / name).read_text())
     for checkpoint in cell.glob("checkpoints/step-*"):
-        if {path.name for path in checkpoint.iterdir()} != {"model.safetensors", "state.pt"}:
+        if {path.name for path in checkpoint.iterdir()} != {"model.safetensors", "state.pt", "SHA256SUMS"}:
             raise ValueError(f"{checkpoint.name} is not whole")
     if list(cell.glob(".result.json.*")) or (cell / "result.json").exists():
         return "writing the result, or after it"

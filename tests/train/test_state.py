@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +61,7 @@ def test_a_checkpoint_from_before_epochs_and_shared_seconds_were_summed_up(tmp_p
     content = torch.load(path, weights_only=True)
     del content["train"]["passed"], content["train"]["shared_seconds"]
     torch.save(content, path)
+    (path.parent / "SHA256SUMS").unlink()
     found = load_checkpoint(tmp_path, 7, model, optimizer)
     assert found == replace(STATE, passed=Window(), shared_seconds=0.0)
 
@@ -122,6 +124,50 @@ def other_pickle(path: Path) -> None:
     torch.save({"train": {}}, path)
 
 
+def turn_a_bit(path: Path) -> None:
+    """In the middle of the numbers, where no reader of the format looks."""
+    content = bytearray(path.read_bytes())
+    content[content.index(torch.arange(100.0, 108.0).numpy().tobytes()) + 9] ^= 1
+    path.write_bytes(content)
+
+
+def marked() -> tuple[Tied, torch.optim.Optimizer]:
+    """A model and an optimiser in whose files known numbers stand."""
+    model, optimizer = stepped(1)
+    with torch.no_grad():
+        model.table.weight.view(-1)[:8] = torch.arange(100.0, 108.0)
+        optimizer.state[model.table.weight]["exp_avg"].view(-1)[:8] = torch.arange(100.0, 108.0)
+    return model, optimizer
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.pt"])
+def test_a_bit_that_turned_is_told(tmp_path: Path, name: str):
+    model, optimizer = marked()
+    save_checkpoint(tmp_path, model, optimizer, STATE)
+    turn_a_bit(tmp_path / "step-7" / name)
+    with pytest.raises(AttnbenchError, match=f"{name}.*cannot be read .its bytes are not those.*remove the folder"):
+        load_checkpoint(tmp_path, 7, model, optimizer)
+    if name == "model.safetensors":
+        with pytest.raises(AttnbenchError, match=r"step-7/model\.safetensors.*its bytes are not those"):
+            load_average(model, tmp_path, [7])
+
+
+def test_a_checkpoint_of_an_earlier_version_is_taken_as_it_is(tmp_path: Path):
+    model, optimizer = marked()
+    save_checkpoint(tmp_path, model, optimizer, STATE)
+    (tmp_path / "step-7" / "SHA256SUMS").unlink()
+    turn_a_bit(tmp_path / "step-7" / "model.safetensors")
+    assert load_checkpoint(tmp_path, 7, *stepped(2)) == STATE
+
+
+def test_sums_are_those_of_sha256sum(tmp_path: Path):
+    save_checkpoint(tmp_path, *stepped(1), STATE)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "step-7").iterdir()}
+    lines = files.pop("SHA256SUMS").decode().splitlines()
+    assert lines == [f"{hashlib.sha256(files[name]).hexdigest()}  {name}" for name in sorted(files)]
+    assert sorted(files) == ["model.safetensors", "state.pt"]
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "state.pt"])
 @pytest.mark.parametrize("harm", [cut, Path.unlink, lambda path: path.write_bytes(b""), other_pickle])
 def test_a_damaged_checkpoint_names_its_mend(tmp_path: Path, name: str, harm: Callable[[Path], object]):
@@ -137,6 +183,7 @@ def test_a_checkpoint_of_a_later_version_is_not_called_damaged(tmp_path: Path):
     model, optimizer = stepped(1)
     save_checkpoint(tmp_path, model, optimizer, STATE)
     path = tmp_path / "step-7" / "state.pt"
+    (path.parent / "SHA256SUMS").unlink()
     whole = torch.load(path, weights_only=True)
     for place in ((), ("window",), ("passed",)):
         content = copy.deepcopy(whole)
@@ -164,6 +211,7 @@ def test_random_states_of_gpus_that_are_not_here(tmp_path: Path):
     model, optimizer = stepped(1)
     save_checkpoint(tmp_path, model, optimizer, STATE)
     path = tmp_path / "step-7" / "state.pt"
+    (path.parent / "SHA256SUMS").unlink()
     content = torch.load(path, weights_only=True)
     assert content["rng_cuda"] == []
     states = [torch.full((16,), fill, dtype=torch.uint8) for fill in range(3)]
