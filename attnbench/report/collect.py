@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from attnbench.core.errors import AttnbenchError, DataError, SpecError
-from attnbench.core.files import parse_yaml
+from attnbench.core.files import parse_yaml, read_json
 from attnbench.core.lock import is_locked
 from attnbench.core.run_files import CHECKPOINTS, ENVIRONMENT, ERROR, GRID, LOCK, MECHANISMS, RESULT, SPEC, cell_folder
 
 Status = Literal["done", "failed", "running", "interrupted", "queued"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 Scalar = str | int | float | bool | None
+_MAKE_AGAIN = "run the command that made it again"
+"""What mends a damaged grid.json."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def collect(folder: Path) -> Experiment:
     path = folder / GRID
     if not path.is_file():
         raise DataError(f"{folder} is no run folder: it has no grid.json{_hint(folder)}")
-    grid = _object(path)
+    grid = _object(path, _MAKE_AGAIN)
     try:
         cells = tuple(_cell(folder, entry) for entry in grid["cells"])
         table = grid.get("table") or {}
@@ -100,7 +101,7 @@ def collect(folder: Path) -> Experiment:
         return Experiment(folder, name, str(grid.get("command") or ""), table, source and str(source), cells)
     except (KeyError, TypeError, ValueError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise AttnbenchError(f"{path} is damaged ({what}): run the command that made it again") from None
+        raise AttnbenchError(f"{path} is damaged ({what}): {_MAKE_AGAIN}") from None
 
 
 def _hint(folder: Path) -> str:
@@ -110,14 +111,11 @@ def _hint(folder: Path) -> str:
     return f"; run folders below it: {', '.join(near[:8])}" if near else ""
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _object(path: Path, mend: str) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise AttnbenchError(f"{path} cannot be read ({error}): run the command that made it again") from None
-    if not isinstance(value, dict):
-        raise AttnbenchError(f"{path} is damaged (no JSON object): run the command that made it again")
-    return value
+        return read_json(path, mend)
+    except OSError as error:
+        raise AttnbenchError(f"{path} cannot be read ({error.strerror}): check its permissions") from None
 
 
 def _cell(root: Path, entry: Mapping[str, Any]) -> Cell:
@@ -142,9 +140,9 @@ def _cell(root: Path, entry: Mapping[str, Any]) -> Cell:
 
 def _finished(path: Path, digest: str) -> dict[str, Any]:
     try:
-        result = _object(path)
-    except AttnbenchError:
-        raise ValueError(f"{RESULT} is damaged: delete it and run the cell again") from None
+        result = _object(path, "delete it and run the cell again")
+    except AttnbenchError as error:  # a table names no place of this machine
+        raise ValueError(str(error).replace(str(path), RESULT)) from None
     found = str(result.get("digest") or "")
     if digest and found and digest != found:
         raise ValueError(f"{RESULT} belongs to another spec ({found}, not {digest}): delete it and run the cell again")
@@ -212,7 +210,7 @@ def _yaml(path: Path) -> Mapping[str, Any]:
 def _attempts(path: Path) -> tuple[Mapping[str, Any], ...]:
     """The environments of an env.json; older ones hold that of the last attempt alone."""
     try:
-        content = _object(path)
+        content = _object(path, "")
     except AttnbenchError:
         return ()
     attempts = content.get("attempts", [content])

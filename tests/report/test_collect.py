@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,42 @@ def test_what_is_no_number_is_no_metric(run_folder):
     assert cell.metrics == {"test/bleu": 30.0, "test/chrf": 50.0}
 
 
+@pytest.fixture
+def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Files of a name may not be read, by whomever."""
+    usual = Path.read_bytes
+
+    def make(name: str) -> None:
+        def read(path: Path) -> bytes:
+            if path.name == name:
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return usual(path)
+
+        monkeypatch.setattr(Path, "read_bytes", read)
+
+    return make
+
+
+def test_a_result_that_may_not_be_read_is_not_called_damaged(run_folder, refuse):
+    """Who deleted it, as for a damaged one, would lose what is whole."""
+    run = run_folder()
+    run.add("a", 1, 30.0)
+    grid = run.grid()
+    refuse("result.json")
+    (cell,) = collect(grid).cells
+    assert cell.status == "failed"
+    assert cell.reason == "result.json cannot be read (Permission denied): check its permissions"
+
+
+def test_a_grid_that_may_not_be_read_is_not_to_be_made_again(run_folder, refuse):
+    grid = run_folder().grid()
+    refuse("grid.json")
+    with pytest.raises(
+        AttnbenchError, match=r"/grid\.json cannot be read \(Permission denied\): check its permissions$"
+    ):
+        collect(grid)
+
+
 def test_damaged_side_files_cost_nothing_but_themselves(run_folder):
     run = run_folder()
     folder = run.add("a", 1, 30.0)
@@ -119,7 +157,7 @@ def test_no_run_folder_names_those_below(run_folder, tmp_path: Path):
 )
 def test_a_damaged_grid_is_a_clear_error(tmp_path: Path, content: str):
     (tmp_path / "grid.json").write_text(content)
-    with pytest.raises(AttnbenchError, match=r"grid\.json (cannot be read|is damaged)"):
+    with pytest.raises(AttnbenchError, match=r"grid\.json is damaged.*: run the command that made it again"):
         collect(tmp_path)
 
 
