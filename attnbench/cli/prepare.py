@@ -11,7 +11,10 @@ from attnbench.cli import common
 
 
 def prepare(
-    what: Annotated[str | None, typer.Argument(help="Name of a corpus, or a YAML spec.", show_default=False)] = None,
+    what: Annotated[
+        str | None,
+        typer.Argument(help="Name of a corpus, or a YAML spec (./NAME, if a corpus is called so).", show_default=False),
+    ] = None,
     source: common.From = None,
     overrides: Annotated[
         list[str] | None,

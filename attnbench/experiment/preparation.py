@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from attnbench.data.datasets.base import datasets
 from attnbench.data.prepare import read_manifest
 from attnbench.experiment.document import Document, override_document, read_document
 from attnbench.experiment.grid import Cell, expand
 from attnbench.experiment.settings import Settings
 from attnbench.tasks.translation import TranslationSpec
+
+log = logging.getLogger("attnbench")
 
 
 def prepare_data(cells: Sequence[Cell], settings: Settings) -> None:
@@ -27,9 +31,13 @@ def prepare_data(cells: Sequence[Cell], settings: Settings) -> None:
 def prepare_named(what: str, overrides: Sequence[str], settings: Settings) -> list[dict[str, Any]]:
     """Prepare a corpus by its name, or every corpus a spec's cells use; returns folder and counts of each.
 
-    Raises SpecError for an unknown name or a bad spec, DataError where the data cannot be had.
+    A corpus comes before a file of its name, which `./NAME` is. Raises SpecError for an unknown name or a bad spec,
+    DataError where the data cannot be had.
     """
-    if what.endswith((".yaml", ".yml")) or Path(what).is_file():
+    known = what in datasets.kinds()
+    if known and Path(what).is_file():
+        log.warning("%s: this is the corpus of that name; write ./%s for the file in the working directory", what, what)
+    if not known and (what.endswith((".yaml", ".yml")) or Path(what).is_file()):
         document = read_document(Path(what), overrides)
         # the spec of a cell has no name, since its table has
         cells = expand(replace(document, raw={"name": "prepare", **document.raw})).cells
