@@ -37,8 +37,9 @@ def save(folder: Path, into: Path) -> Path:
 
     Cells that only the copy has stay there, so that a long table can grow over several machines. The corpus's text is
     left out: references and sources (hyps/*.ref.txt, *.src.txt), and outputs that copy it. What else lies in the copy,
-    like a README, stays. Raises DataError where `folder` is no run folder, SpecError where the copy would take the
-    place of what is none, AttnbenchError where a cell that is done in the copy would be replaced by a different result.
+    like a README, stays. Raises DataError where `folder` is no run folder, SpecError where the copy would lie in it
+    or take the place of what is none, AttnbenchError where a cell that is done in the copy would be replaced by a
+    different result.
     """
     tests = PairedTests(folder)
     experiment = report(folder, tests).experiment
@@ -68,9 +69,12 @@ def save(folder: Path, into: Path) -> Path:
 
 
 def _require_copy(target: Path, folder: Path) -> None:
-    """Raise SpecError where `target` is there and no copy of an earlier save."""
+    """Raise SpecError where `target` and the run folder hold one another, or it is there and no copy of an earlier
+    save."""
     if folder.resolve().is_relative_to(target):
         raise SpecError(f"{target}: the run folder is there, or in it; save to another place, like results")
+    if target.is_relative_to(folder.resolve()):
+        raise SpecError(f"{target}: this is in the run folder; save to another place, like results")
     if target.exists() and not (target.is_dir() and ((target / GRID).exists() or not any(target.iterdir()))):
         raise SpecError(f"{target}: is there, and holds no {GRID}: no table was saved there; name another place")
 

@@ -126,6 +126,19 @@ def test_a_run_folder_is_not_saved_over_itself(run_folder, tmp_path: Path, monke
     assert files(folder) == before
 
 
+@pytest.mark.parametrize("into", [".", "cells", "results/of/mine"])
+def test_a_copy_does_not_lie_in_its_run_folder(run_folder, tmp_path: Path, into: str):
+    run = run_folder("runs/other")
+    run.add("dense", 1, 35.0)
+    folder = run.grid()
+    (tmp_path / "link").symlink_to(folder)
+    before = files(folder)
+    for at in (folder, tmp_path / "link"):
+        with pytest.raises(SpecError, match="demo: this is in the run folder; save to another place"):
+            save(folder, at / into)
+    assert files(folder) == before
+
+
 def test_a_folder_that_is_no_copy_is_not_replaced(run_folder, tmp_path: Path):
     run = run_folder()
     run.add("dense", 1, 35.0)
