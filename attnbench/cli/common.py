@@ -119,13 +119,23 @@ def settings(
 ) -> Settings:  # fmt: skip
     """What the options of every command that runs cells say. Raises SpecError for one that cannot be."""
     from attnbench.core.errors import SpecError
-    from attnbench.core.files import cache_root
     from attnbench.experiment.settings import Settings
 
     if runs.exists() and not runs.is_dir():
         raise SpecError(f"--runs {runs}: this is a file; name a folder, which is made if need be")
     bars = log_console() if sys.stderr.isatty() and logging.getLogger("attnbench").isEnabledFor(logging.INFO) else None
-    return Settings(runs, cache_root(), _jobs(jobs), device, fresh, source, offline, bars)
+    return Settings(runs, cache(), _jobs(jobs), device, fresh, source, offline, bars)
+
+
+def cache() -> Path:
+    """Where data are prepared. Raises SpecError where a file is there."""
+    from attnbench.core.errors import SpecError
+    from attnbench.core.files import cache_root
+
+    root = cache_root()
+    if root.is_file():
+        raise SpecError(f"{root}: this is a file; set ATTNBENCH_CACHE to a folder, which is made if need be")
+    return root
 
 
 def _jobs(word: str) -> int | None:

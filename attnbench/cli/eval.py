@@ -49,7 +49,6 @@ def evaluate(
     Example: attnbench eval CELL --align test.de test.en --gold test.gold
     """
     from attnbench.core.errors import DataError, SpecError
-    from attnbench.core.files import cache_root
     from attnbench.core.spec import unknown
     from attnbench.data.alignment.links import read_gold
     from attnbench.data.alignment.tools import Sides, read_sides
@@ -80,7 +79,7 @@ def evaluate(
             raise DataError(f"{path} has {len(each)} lines, and {text} has {len(lines)}; give one for each")
     sides = read_sides(*align) if align is not None else Sides([], [])
     right = read_gold(gold, *sides, first=gold_first) if gold is not None else None
-    trained = load_trained(cell, overrides or [], cache_root(), device=device, step=step)
+    trained = load_trained(cell, overrides or [], common.cache(), device=device, step=step)
     if text is not None:
         lines = translate(trained, lines)
         metrics = score_translations(trained, lines, wanted) if wanted else None

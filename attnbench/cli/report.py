@@ -52,6 +52,7 @@ def report(
     Example: attnbench report runs/constrained/kftt-ja-en --examples softmax "csparsemax (c=0.2)"
     """
     from attnbench.core.errors import SpecError
+    from attnbench.core.files import require_writable
     from attnbench.report import table
     from attnbench.report.examples import examples_page
     from attnbench.report.formats import terminal
@@ -76,6 +77,8 @@ def report(
         return
     if by is not None or most is not None:
         raise SpecError("--by and --most choose examples; name two rows with --examples")
+    if save is not None:
+        require_writable(save, "--save", folder=True)
     log = logging.getLogger("attnbench")
     try:
         table.write_results(folder)

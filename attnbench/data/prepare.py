@@ -337,7 +337,8 @@ def _explain(error: OSError, cache: Path) -> DataError:
             f"{error.filename}: is a link to what is not there; mend it, or set ATTNBENCH_CACHE to another folder"
         )
     refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
-    other = ", or set ATTNBENCH_CACHE to a folder of your own" if refused else ""
+    within = Path(error.filename or cache).is_relative_to(cache)
+    other = ", or set ATTNBENCH_CACHE to a folder of your own" if refused and within else ""
     return DataError(f"{place}; check the path and its permissions{other}")
 
 

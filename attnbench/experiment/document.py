@@ -90,8 +90,15 @@ def read_document(path: Path, overrides: Sequence[str] = ()) -> Document:
         raise SpecError(f"{path}: there is no such file; `attnbench list specs` shows the packaged specs") from None
     except IsADirectoryError:
         raise SpecError(f"{path}: this is a folder; name a YAML file in it") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: cannot be read as UTF-8 text ({error})") from None
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read ({error.strerror}); check the path and its permissions") from None
+    except UnicodeDecodeError as error:
+        before = error.object[: error.start]
+        line, at = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
+        raise SpecError(
+            f"{path}:{line}: not UTF-8 at byte {at} of the line (0x{error.object[error.start]:02x}); convert the file "
+            "(iconv -f LATIN1 -t UTF-8) or repair that line"
+        ) from None
     raw, lines = parse_yaml(text, str(path))
     if not isinstance(raw, dict):
         raise SpecError(f"{path}: a spec is a mapping with the keys {', '.join(ExperimentSpec.model_fields)}")

@@ -30,7 +30,7 @@ from attnbench.experiment.sharing import take_training, training_digest
 @dataclass(frozen=True)
 class CellOutcome:
     """How a cell ended. error: None when it is done; a failed cell is an outcome, not an exception. held: another
-    process is at it, and nothing of it was touched."""
+    process is at it, or a file in its place, and nothing of it was touched."""
 
     cell: Cell
     error: str | None = None

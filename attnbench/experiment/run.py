@@ -49,11 +49,14 @@ class Run:
     @classmethod
     @contextmanager
     def claim(cls, root: Path, cell: Cell) -> Iterator[Run]:
-        """Hold the cell's folder for the length of the block. Raises AttnbenchError while another process has it.
+        """Hold the cell's folder for the length of the block. Raises AttnbenchError while another process has it, or
+        where a file is in its place.
 
         What a killed process left half-written is cleared away; so is the error of an earlier attempt.
         """
         folder = cell_folder(root, cell.folder)
+        if folder.is_file():
+            raise AttnbenchError(f"{folder} is a file where the cell's folder belongs; move it away")
         try:
             with locked(folder / LOCK):
                 run = cls(folder)

@@ -10,7 +10,18 @@ from typing import Any, Literal, get_args
 from attnbench.core.errors import AttnbenchError, DataError, SpecError
 from attnbench.core.files import parse_yaml, read_json
 from attnbench.core.lock import is_locked
-from attnbench.core.run_files import CHECKPOINTS, ENVIRONMENT, ERROR, GRID, LOCK, MECHANISMS, RESULT, SPEC, cell_folder
+from attnbench.core.run_files import (
+    CELLS,
+    CHECKPOINTS,
+    ENVIRONMENT,
+    ERROR,
+    GRID,
+    LOCK,
+    MECHANISMS,
+    RESULT,
+    SPEC,
+    cell_folder,
+)
 
 Status = Literal["done", "failed", "running", "interrupted", "queued"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -105,6 +116,8 @@ def collect(folder: Path) -> Experiment:
 
 
 def _hint(folder: Path) -> str:
+    if folder.is_file():
+        return " (it is a file; name a folder)"
     if not folder.is_dir():
         return " (there is no such folder)"
     near = sorted(str(path.parent) for path in [*folder.glob(f"*/{GRID}"), *folder.glob(f"*/*/{GRID}")])
@@ -130,6 +143,9 @@ def _cell(root: Path, entry: Mapping[str, Any]) -> Cell:
         "spec": _yaml(folder / SPEC),
         "attempts": _attempts(folder / ENVIRONMENT),
     }
+    if folder.is_file():
+        reason = f"{CELLS}/{folder.name} is a file where the cell's folder belongs; move it away"
+        return Cell(**about, status="failed", reason=reason)
     if not (folder / RESULT).exists():
         return Cell(**about, **_unfinished(folder))
     try:

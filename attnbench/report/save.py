@@ -37,9 +37,9 @@ def save(folder: Path, into: Path) -> Path:
 
     Cells that only the copy has stay there, so that a long table can grow over several machines. The corpus's text is
     left out: references and sources (hyps/*.ref.txt, *.src.txt), and outputs that copy it. What else lies in the copy,
-    like a README, stays. Raises DataError where `folder` is no run folder, SpecError where the copy would lie in it
-    or take the place of what is none, AttnbenchError where a cell that is done in the copy would be replaced by a
-    different result.
+    like a README, stays. Raises DataError where `folder` is no run folder, SpecError where the copy would lie in it or
+    take the place of what is none, or its place cannot be made, AttnbenchError where a cell that is done in the copy
+    would be replaced by a different result.
     """
     tests = PairedTests(folder)
     experiment = report(folder, tests).experiment
@@ -52,6 +52,10 @@ def save(folder: Path, into: Path) -> Path:
         raise AttnbenchError(f"{target} holds another experiment, {theirs['name']}: save to another folder")
     ours_folders = {cell["folder"] for cell in ours["cells"]}
     kept = {cell["folder"] for cell in theirs["cells"] if _keeps(folder, target, cell["folder"])}
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # of a place like /proc rights say nothing
+        raise SpecError(f"{target.parent}: it cannot be made ({error.strerror}); name another place") from None
     with folder_atomic(target) as work:
         for name in sorted(ours_folders | {cell["folder"] for cell in theirs["cells"]}):
             source = cell_folder(target if name in kept else folder, name)

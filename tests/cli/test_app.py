@@ -293,3 +293,10 @@ def test_a_file_is_no_folder_of_runs(invoke, tmp_path):
     (tmp_path / "runs.txt").write_text("x")
     result = invoke("sweep-k", "--runs", str(tmp_path / "runs.txt"), code=2)
     assert "runs.txt: this is a file; name a folder" in result.stderr
+
+
+def test_a_file_is_no_cache(invoke, tmp_path, monkeypatch):
+    (tmp_path / "cache.txt").write_text("x")
+    monkeypatch.setenv("ATTNBENCH_CACHE", str(tmp_path / "cache.txt"))
+    result = invoke("prepare", "demo", code=2)
+    assert "cache.txt: this is a file; set ATTNBENCH_CACHE to a folder" in result.stderr

@@ -103,6 +103,8 @@ def test_a_folder_that_is_only_to_be_read_still_has_a_table(folder: Path, monkey
 def test_bad_usage(folder: Path, tmp_path: Path):
     with pytest.raises(SpecError, match="exclude each other"):
         run(folder, "--json", "--format", "md")
+    with pytest.raises(SpecError, match=r"--save .*grid\.json: this is a file; name a folder"):
+        run(folder, "--save", folder / "grid.json")
     with pytest.raises(DataError, match=r"run folders below it: .*smoke/demo"):
         run(tmp_path / "runs")
     result = CliRunner().invoke(app, [str(folder), "--format", "html"])

@@ -372,6 +372,19 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
         prepare(recipe(tmp_path / "text"), cache=tmp_path / "cache")
 
 
+def test_a_text_that_may_not_be_read_is_no_fault_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, usual = recipe(tmp_path / "text"), Path.open
+
+    def refuse(path: Path, *args: Any, **named: Any) -> Any:
+        if path.parent == tmp_path / "text":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return usual(path, *args, **named)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(DataError, match=r"/text/.*: Permission denied; check the path and its permissions$"):
+        prepare(given, cache=tmp_path / "cache")
+
+
 def test_a_cache_that_is_a_link_to_nothing_is_told(tmp_path: Path) -> None:
     (tmp_path / "cache").symlink_to(tmp_path / "gone")
     with pytest.raises(DataError, match=r"cache: is a link to what is not there; mend it, or set ATTNBENCH_CACHE"):

@@ -88,3 +88,10 @@ def test_an_absent_file_and_a_folder_are_told(bench: Any, tmp_path: Path):
 )
 def test_what_an_entry_is_called(entry: Any, label: object, speaks: bool):
     assert (label_of(entry), speaks_for_itself(entry)) == (label, speaks)
+
+
+@pytest.mark.parametrize("ends", [b"\n", b"\r\n"])
+def test_a_spec_of_another_encoding_is_told_with_its_line(tmp_path: Path, ends: bytes):
+    (tmp_path / "spec.yaml").write_bytes(ends.join([b"# caf\xc3\xa9", b"name: caf\xe9", b""]))
+    with pytest.raises(SpecError, match=r"spec\.yaml:2: not UTF-8 at byte 10 of the line \(0xe9\); convert .*iconv"):
+        read_document(tmp_path / "spec.yaml")

@@ -29,6 +29,18 @@ def test_a_claimed_cell_is_nobody_elses(bench: Any, experiment: Any):
         pass
 
 
+def test_a_file_in_the_place_of_a_cell_is_told(bench: Any, experiment: Any):
+    folder = bench.runs / "cells" / experiment.cells[0].folder
+    folder.parent.mkdir(parents=True)
+    folder.write_text("mine")
+    with (
+        pytest.raises(AttnbenchError, match=f"{folder} is a file where the cell's folder belongs; move it away"),
+        Run.claim(bench.runs, experiment.cells[0]),
+    ):
+        raise AssertionError
+    assert folder.read_text() == "mine"
+
+
 def test_the_resolved_spec_is_kept(bench: Any, experiment: Any):
     cell = experiment.cells[0]
     with Run.claim(bench.runs, cell) as run:

@@ -142,6 +142,17 @@ def test_no_run_folder_names_those_below(run_folder, tmp_path: Path):
         collect(tmp_path / "runs")
     with pytest.raises(DataError, match="no such folder"):
         collect(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"grid\.json is no run folder.* \(it is a file; name a folder\)"):
+        collect(tmp_path / "runs" / "one" / "grid.json")
+
+
+def test_a_file_in_the_place_of_a_cell_is_told(run_folder):
+    run = run_folder()
+    run.add("a", 1, 30.0)
+    run.add("b").touch()
+    first, second = collect(run.grid()).cells
+    assert (first.status, second.status) == ("done", "failed")
+    assert second.reason == "cells/b-s1 is a file where the cell's folder belongs; move it away"
 
 
 @pytest.mark.parametrize(

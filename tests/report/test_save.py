@@ -215,3 +215,11 @@ def test_what_cannot_share_a_table_is_not_saved(run_folder, tmp_path: Path):
 def test_no_run_folder(tmp_path: Path):
     with pytest.raises(DataError, match=r"no grid\.json"):
         save(tmp_path, tmp_path / "results")
+
+
+def test_a_place_that_cannot_be_made_is_told(run_folder, tmp_path: Path):
+    run = run_folder()
+    run.add("dense", 1, 35.0)
+    (tmp_path / "file").touch()
+    with pytest.raises(SpecError, match=r"file/in: it cannot be made \(Not a directory\); name another place"):
+        save(run.grid(), tmp_path / "file" / "in")
