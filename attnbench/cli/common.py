@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import logging
+import math
 import os
+import re
 import shlex
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +23,32 @@ if TYPE_CHECKING:
     from attnbench.experiment.grid import Experiment
     from attnbench.experiment.settings import Settings
 
+
+_DIGITS = re.compile("[0-9]{1,18}")
+"""Python's own reading of numbers takes digits of every script, and 1_0."""
+
+
+def place(word: str | Path) -> Path:
+    """The path of an option that names a folder. An empty one, as of a variable of the shell that is not set, would be
+    the working directory."""
+    if not str(word):
+        raise typer.BadParameter("this is empty; name a folder, . for this one")
+    return Path(word)
+
+
+def number(least: int, most: float = math.inf) -> Callable[[str | int], int]:
+    """What reads a whole number of an option."""
+
+    def read(word: str | int) -> int:
+        text = str(word).strip()
+        if not _DIGITS.fullmatch(text) or not least <= int(text) <= most:
+            end = "on" if most == math.inf else f"to {most}"
+            raise typer.BadParameter(f"{word} is no whole number from {least} {end}")
+        return int(text)
+
+    return read
+
+
 SpecPath = Annotated[Path | None, typer.Argument(help="YAML spec; left out: the packaged demo.", show_default=False)]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="path=value laid over the spec; repeatable.")]
 Axis = Annotated[
@@ -31,7 +59,9 @@ Axis = Annotated[
         "dotted path; labels of the spec's own entries are values, too.",
     ),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", help="One seed instead of the spec's.", min=0)]
+Seed = Annotated[
+    int | None, typer.Option("--seed", help="One seed instead of the spec's.", parser=number(0), metavar="N")
+]
 Seeds = Annotated[str | None, typer.Option("--seeds", help="Seeds with commas, instead of the spec's.")]
 Jobs = Annotated[
     str,
@@ -46,11 +76,16 @@ Device = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would run; write nothing.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start every cell over, finished ones too.")]
-Runs = Annotated[Path, typer.Option("--runs", help="Folder of the run folders.")]
-From = Annotated[Path | None, typer.Option("--from", help="Folder with the corpus files; nothing is downloaded.")]
+Runs = Annotated[Path, typer.Option("--runs", help="Folder of the run folders.", parser=place, metavar="DIR")]
+From = Annotated[
+    Path | None,
+    typer.Option("--from", help="Folder with the corpus files; nothing is downloaded.", parser=place, metavar="DIR"),
+]
 Offline = Annotated[bool, typer.Option("--offline", help="Make no request.")]
 Gold = Annotated[Path | None, typer.Option("--gold", help="Links to score against: s-t; possible: *s-t, spt.")]
-GoldFirst = Annotated[int, typer.Option("--gold-first", help="Number of the first word there.", min=0, max=1)]
+GoldFirst = Annotated[
+    int, typer.Option("--gold-first", help="Number of the first word there.", parser=number(0, 1), metavar="N")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
@@ -144,7 +179,7 @@ def _jobs(word: str) -> int | None:
 
     if word == "auto":
         return None
-    if not word.isdecimal() or len(word) > 4 or not int(word):
+    if not _DIGITS.fullmatch(word) or len(word) > 4 or not int(word):
         raise SpecError(f"--jobs {word}: write a whole number from 1 on, or auto")
     return int(word)
 
@@ -160,7 +195,7 @@ def seeds_of(seed: int | None, seeds: str | None) -> list[int]:
     if seeds is None:
         return []
     words = [word.strip() for word in seeds.split(",")]
-    if not all(word.isdecimal() for word in words):
+    if not all(map(_DIGITS.fullmatch, words)):
         raise SpecError(f"--seeds {seeds}: write whole numbers from 0 on with commas, like 1,2,3")
     chosen = [int(word) for word in words]
     if len(set(chosen)) != len(chosen):

@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 def evaluate(
     cell: Annotated[Path, typer.Argument(metavar="CELL", help="Folder of a cell: runs/<name>/cells/<cell>.")],
     split: Annotated[str | None, typer.Option("--split", help="Split to score; left out: test.")] = None,
-    step: Annotated[int | None, typer.Option("--step", help="One checkpoint, instead of what was evaluated.")] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(
+            "--step", help="One checkpoint, instead of what was evaluated.", parser=common.number(0), metavar="N"
+        ),
+    ] = None,
     text: Annotated[Path | None, typer.Option("--input", help="Translate this text file instead; - is stdin.")] = None,
     references: Annotated[
         list[Path] | None,

@@ -26,7 +26,12 @@ def report(
     as_json: common.Json = False,
     save: Annotated[
         Path | None,
-        typer.Option("--save", help="Copy the run folder, checkpoints aside, to a folder of its name in this one."),
+        typer.Option(
+            "--save",
+            help="Copy the run folder, checkpoints aside, to a folder of its name in this one.",
+            parser=common.place,
+            metavar="DIR",
+        ),
     ] = None,
     compare: Annotated[
         tuple[str, str] | None,
@@ -39,7 +44,9 @@ def report(
     by: Annotated[
         str | None, typer.Option("--by", help="What examples differ in: rep (left out: this) or drop.")
     ] = None,
-    most: Annotated[int | None, typer.Option("--most", min=1, help="Examples each way; left out: 5.")] = None,
+    most: Annotated[
+        int | None, typer.Option("--most", parser=common.number(1), metavar="N", help="Examples each way; left out: 5.")
+    ] = None,
 ) -> None:
     """Make results.json, .csv, .md and .tex of a run folder again from its cells, and print the table.
 

@@ -63,8 +63,12 @@ def speed(
     overrides: common.Overrides = None,
     axis: common.Axis = None,
     precision: Annotated[Precision, typer.Option("--precision", help="Of models, and of attention.")] = Precision.fp32,
-    threads: Annotated[int | None, typer.Option("--threads", help="Left out: all that are here.", min=1)] = None,
-    rounds: Annotated[int, typer.Option("--rounds", help="Turns that every case has.", min=1)] = 5,
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="Left out: all that are here.", parser=common.number(1), metavar="N")
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option("--rounds", help="Turns that every case has.", parser=common.number(1), metavar="N")
+    ] = 5,
     against: Annotated[
         str | None,
         typer.Option(
@@ -79,7 +83,12 @@ def speed(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder for speed.json, .md and .svg; beside what is compared with, for now.json."),
+        typer.Option(
+            "--out",
+            help="Folder for speed.json, .md and .svg; beside what is compared with, for now.json.",
+            parser=common.place,
+            metavar="DIR",
+        ),
     ] = None,
     device: common.Device = None,
     as_json: common.Json = False,

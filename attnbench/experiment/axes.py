@@ -27,7 +27,7 @@ def parse_budgets(text: str) -> list[int | str]:
     budgets: list[int | str] = []
     for word in text.split(","):
         word = word.strip()
-        if word != "inf" and not (word.isdecimal() and int(word) > 0):
+        if word != "inf" and not (word.isascii() and word.isdecimal() and int(word) > 0):
             raise SpecError(f"--k {text}: '{word}' is no budget; write whole numbers from 1 on, or inf, with commas")
         budgets.append(word if word == "inf" else int(word))
     if len(set(budgets)) != len(budgets):

@@ -151,15 +151,20 @@ def _called(axes: Iterable[str]) -> list[str]:
 
 
 def _labels(axes: Mapping[str, list[Any]], document: Document) -> set[str]:
-    """The labels of every axis. Raises SpecError where two entries of one axis share theirs: rows would mix."""
+    """The labels of every axis. Raises SpecError where an entry has none that can be read, and where two entries of one
+    axis share theirs: rows would mix."""
     named: set[str] = set()
     for path, values in axes.items():
         own: set[str] = set()
         for index, value in enumerate(values):
             label = str(label_of(value))
+            where = f"{document.at('grid', 'axes', path, index)}: grid.axes.{path}"
+            if isinstance(value, Mapping) and not isinstance(value.get("label", ""), str | int | float):
+                raise SpecError(f"{where}: a `label` is a text or a number, not {value['label']!r}")
+            if not label.strip():
+                raise SpecError(f"{where}: this entry is called nothing; give it a `label`")
             if label in own:
-                where = document.at("grid", "axes", path, index)
-                raise SpecError(f"{where}: grid.axes.{path}: two entries are called '{label}'; give each its `label`")
+                raise SpecError(f"{where}: two entries are called '{label}'; give each its `label`")
             own.add(label)
         named |= own
     return named

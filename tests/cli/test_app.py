@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -300,3 +301,30 @@ def test_a_file_is_no_cache(invoke, tmp_path, monkeypatch):
     monkeypatch.setenv("ATTNBENCH_CACHE", str(tmp_path / "cache.txt"))
     result = invoke("prepare", "demo", code=2)
     assert "cache.txt: this is a file; set ATTNBENCH_CACHE to a folder" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [
+    ("train", "--runs"), ("ablate", "--from"), ("report", "runs/demo", "--save"), ("speed", "--out"),
+])  # fmt: skip
+def test_an_empty_folder_is_not_the_working_directory(invoke, tmp_path, monkeypatch, arguments):
+    """As of a variable of the shell that is not set."""
+    monkeypatch.chdir(tmp_path)
+    assert f"'{arguments[-1]}': this is empty; name a folder, . for" in invoke(*arguments, "", code=2).stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", ["\u0663", "1_0", "-1", "0x1", ""])
+@pytest.mark.parametrize("arguments", [
+    ("train", "--seed"), ("sweep-k", "--seeds"), ("sweep-k", "--k"), ("ablate", "--jobs"), ("eval", ".", "--step"),
+    ("align", "a", "b", "--gold-first"), ("report", ".", "--most"), ("speed", "--threads"), ("speed", "--rounds"),
+])  # fmt: skip
+def test_numbers_are_of_ascii_digits(invoke, tmp_path, monkeypatch, arguments, number):
+    monkeypatch.chdir(tmp_path)
+    result = invoke(*arguments, number, code=2)
+    assert re.search(r"no whole number from [01]|write (a )?whole numbers? from [01] on", result.stderr)
+
+
+def test_numbers_may_stand_between_spaces(invoke, tmp_path, monkeypatch):
+    """As `wc -l` prints them."""
+    monkeypatch.chdir(tmp_path)
+    assert "no run folder" in invoke("report", ".", "--examples", "a", "b", "--most", " 3 ", code=4).stderr

@@ -420,6 +420,18 @@ def test_an_override_that_some_cells_keep_is_none(bench: Any):
     assert [cell.seed for cell in cells(bench, "", "seed=5")] == [5]
 
 
+@pytest.mark.parametrize(("entry", "said"), [
+    ("{label: null, clip: 1}", "a `label` is a text or a number, not None"),
+    ("{label: [b, c], clip: 1}", "a `label` is a text or a number, not ['b', 'c']"),
+    ("{label: '', clip: 1}", "this entry is called nothing; give it a `label`"),
+    ("{label: ' ', clip: 1}", "this entry is called nothing; give it a `label`"),
+    ("{}", "this entry is called nothing; give it a `label`"),
+])  # fmt: skip
+def test_an_entry_is_called_by_what_can_be_read(bench: Any, entry: str, said: str):
+    text = f"grid:\n  axes:\n    train:\n      - {{label: a}}\n      - {entry}\n"
+    assert fault(bench, text) == [f"spec.yaml:15: grid.axes.train: {said}"]
+
+
 def test_one_run_under_one_label_is_refused_twice(bench: Any):
     text = "grid: {axes: {train.clip: [{label: a}, 1]}}\n"
     assert "train.clip" in fault(bench, text)[0]
