@@ -64,6 +64,8 @@ class Experiment:
 
 Given = tuple[YamlPath, int | str]
 """A path of a spec, and the line or the option that gave it."""
+Pick = tuple[str, int, Any]
+"""An entry of an axis: the axis, its number there, and what it holds."""
 
 
 def expand(document: Document, *, seeds: Sequence[int] = ()) -> Experiment:
@@ -83,6 +85,7 @@ def expand(document: Document, *, seeds: Sequence[int] = ()) -> Experiment:
     if base.get("seed") is not None and not isinstance(base["seed"], int) and chosen != [None]:
         _cell(base, [(path, *values[0]) for path, values in axes], None, document)  # the grid's would hide it
     cells: list[Cell] = []
+    callers: dict[str, Sequence[Pick]] = {}
     heeded: set[Given] = set()
     for combination in itertools.product(*(values for _, values in axes)):
         picks = [(path, index, value) for (path, _), (index, value) in zip(axes, combination, strict=True)]
@@ -90,6 +93,7 @@ def expand(document: Document, *, seeds: Sequence[int] = ()) -> Experiment:
         own = next((header.grid.more_seeds[label] for label in labels if label in header.grid.more_seeds), chosen)
         for seed in chosen if seeds else own:
             cell, origins = _cell(base, picks, seed, document)
+            _require_own_name(cell, picks, callers.setdefault(cell.label, picks), document)
             cells.append(cell)
             heeded |= origins
     _require_heeded(document, heeded)
@@ -100,6 +104,18 @@ def expand(document: Document, *, seeds: Sequence[int] = ()) -> Experiment:
             where = document.at("grid", "axes")
             raise SpecError(f"{where}: grid.axes: two cells are the same run: '{cell.label}', seed {cell.seed}")
     return Experiment(header.name, _table(header, cells, document), tuple(cells), document, seeds=tuple(seeds))
+
+
+def _require_own_name(cell: Cell, picks: Sequence[Pick], others: Sequence[Pick], document: Document) -> None:
+    """Raise SpecError where other entries join to the same label: one row would be of two systems."""
+    parted = [(mine, theirs) for mine, theirs in zip(picks, others, strict=True) if mine[:2] != theirs[:2]]
+    if parted:
+        ours, former = (" with ".join(f"'{label_of(pick[2])}'" for pick in side) for side in zip(*parted, strict=True))
+        where = document.at("grid", "axes", *parted[0][0][:2])
+        raise SpecError(
+            f"{where}: grid.axes: two cells are called '{cell.label}', {former} and {ours}; give one of these entries "
+            "another `label`"
+        )
 
 
 def _require_heeded(document: Document, heeded: Set[Given]) -> None:
@@ -170,9 +186,7 @@ def _labels(axes: Mapping[str, list[Any]], document: Document) -> set[str]:
     return named
 
 
-def _cell(
-    base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None, document: Document
-) -> tuple[Cell, set[Given]]:
+def _cell(base: Raw, picks: Sequence[Pick], seed: int | None, document: Document) -> tuple[Cell, set[Given]]:
     """The cell, and what of it was given where."""
     raw = copy.deepcopy(base)
     lines = dict(document.lines)
@@ -208,7 +222,7 @@ def _cell(
     return Cell(label, spec.seed, axes, spec, spec.digest(), lines), origins | set(lines.items())
 
 
-def _require_kinds(raw: Raw, picks: Sequence[tuple[str, int, Any]], document: Document) -> None:
+def _require_kinds(raw: Raw, picks: Sequence[Pick], document: Document) -> None:
     """Raise SpecError where an entry, as a piece of a cell, puts another kind into the place of one that an axis names:
     the row would be called by what it is not."""
     for path, index, value in picks:
@@ -224,7 +238,7 @@ def _require_kinds(raw: Raw, picks: Sequence[tuple[str, int, Any]], document: Do
             )
 
 
-def _of_base(base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None, document: Document) -> tuple[str, ...]:
+def _of_base(base: Raw, picks: Sequence[Pick], seed: int | None, document: Document) -> tuple[str, ...]:
     """How faults begin that need no cell to be named: those of the spec without its axes, and within their entries."""
     if not picks:
         return ("",)
@@ -237,7 +251,7 @@ def _of_base(base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None,
     return tuple(found)
 
 
-def _mend(base: Raw, picks: Sequence[tuple[str, int, Any]], seed: int | None, document: Document) -> str:
+def _mend(base: Raw, picks: Sequence[Pick], seed: int | None, document: Document) -> str:
     """What helps a cell at the crossing of the spec's own axes with others, if those alone would do."""
     given = [pick for pick in picks if isinstance(document.lines.get(("grid", "axes", pick[0])), str)]
     own = [path for path, _, _ in picks if path not in {pick[0] for pick in given}]

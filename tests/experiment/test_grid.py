@@ -439,6 +439,26 @@ def test_one_run_under_one_label_is_refused_twice(bench: Any):
     assert "two entries are called 'b'" in fault(bench, text)[0]
 
 
+def test_cells_of_other_entries_have_other_labels(bench: Any):
+    """As joined: --cell would train both, and a row be of both."""
+    text = """\
+grid:
+  seeds: [1, 2]
+  axes:
+    train: [{label: a, clip: 1}, {label: a b, clip: 2}]
+    model.norm: [pre, post]
+    task:
+      - {label: b c, drop: true}
+      - {label: c, drop: false}
+"""
+    told = "two cells are called 'a b c', 'a' with 'b c' and 'a b' with 'c'; give one of these entries another `label`"
+    both = "model.norm: [pre, post]\n"
+    assert fault(bench, text.replace(f"    {both}", "")) == [f"spec.yaml:14: grid.axes: {told}"]
+    told = told.replace("a b c", "a b c pre")
+    assert fault(bench, text.replace(f"    {both}", "") + f"    {both}") == [f"spec.yaml:14: grid.axes: {told}"]
+    assert len(cells(bench, text)) == 16  # 'a pre b c' is no 'a b pre c'
+
+
 @pytest.fixture
 def other_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model family `plain` with a field that the Transformer lacks, and none of the Transformer's."""
