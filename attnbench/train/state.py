@@ -150,7 +150,7 @@ def _save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimi
             "rng_cuda": [torch.cuda.get_rng_state(device)] if device.type == "cuda" else [],
         }
         torch.save(content, work / "state.pt")
-        (work / _SUMS).write_text("".join(f"{_sum(path)}\n" for path in sorted(work.iterdir())), encoding="utf-8")
+        (work / _SUMS).write_text("".join(f"{_sum(file)}\n" for file in sorted(work.iterdir())), encoding="utf-8")
 
 
 def _sum(path: Path) -> str:
@@ -168,7 +168,7 @@ def _require_as_written(path: Path) -> None:
 
 
 def load_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> TrainState:
-    """Restore weights, optimiser and random state; return where training stood.
+    """Restore weights, optimiser and random state, that of an Apple GPU aside; return where training stood.
 
     Raises AttnbenchError for a damaged checkpoint: an older one can be had by removing it; and for one that a later
     version of this package has written.
