@@ -146,7 +146,8 @@ class SiteSpec(Spec):
             left = most - (kept.most(role) or 0)  # a window lies within a wider one: those that it chooses among
         if left is not None and self.transform.is_softmax(left) and not self.transform.is_softmax():
             whose = f"the pattern '{self.pattern.kind}'" if scores else f"the module '{self.module.kind}'"
-            yield "transform", f"{whose} leaves a row {most} keys at most, and '{self.transform.kind}' keeps all"
+            keys = "one key" if most == 1 else f"{most} keys"
+            yield "transform", f"{whose} leaves a row {keys} at most, and '{self.transform.kind}' keeps all"
         if self.backend != "auto" and not scores:
             yield "backend", f"the module '{self.module.kind}' compares no queries with keys"
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from attnbench.experiment.settings import Settings
 
 
-_DIGITS = re.compile("[0-9]{1,18}")
-"""Python's own reading of numbers takes digits of every script, and 1_0."""
+_DIGITS = re.compile("[0-9]{1,4000}")
+"""Python's own reading of numbers takes digits of every script, and 1_0, and no more than 4,300 of them."""
 
 
 def place(word: str | Path) -> Path:

@@ -22,10 +22,14 @@ from attnbench.core.errors import AttnbenchError, SpecError
 
 YamlPath = tuple[str | int, ...]
 _UNSYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
-_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.attnbench")
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}~")
 """Names of what is being written, as `_hidden` makes them: nobody's own files are called so."""
+_EARLIER = re.compile(r"\.(.+)\.[a-z0-9_]{8}")
+"""As earlier versions made them; some of one's own may be called so, too."""
 _OLD = ".replaced"
 """Under this name a folder waits, hidden, for another to take its place."""
+_GONE = "gone"
+"""Under this one it is removed."""
 _DEEPEST = 64
 _LONGEST = 1_000_000
 """Characters of a YAML text once every alias is spelt out; the longest of ours has some ten thousand."""
@@ -136,7 +140,7 @@ def remove_folder(path: Path) -> None:
     """Remove `path` if it is there. A kill on the way leaves it whole or gone: never a part under its own name."""
     if path.exists():
         aside = _made(path)
-        os.replace(path, aside / "gone")
+        os.replace(path, aside / _GONE)
         shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -146,19 +150,28 @@ def sweep(folder: Path, name: str | None = None) -> None:
     if not folder.is_dir():
         return
     for entry in folder.iterdir():
-        written = _TEMPORARY.fullmatch(entry.name)
-        if written and name in (None, written[1]):
+        written = _written(entry, name)
+        if written is not None:
             if entry.is_dir():
-                if (entry / _OLD).exists() and not (folder / written[1]).exists():
-                    os.replace(entry / _OLD, folder / written[1])
+                if (entry / _OLD).exists() and not (folder / written).exists():
+                    os.replace(entry / _OLD, folder / written)
                 shutil.rmtree(entry, ignore_errors=True)
             else:
                 entry.unlink(missing_ok=True)
 
 
+def _written(entry: Path, name: str | None) -> str | None:
+    """Under which name that was to be found; None for what nobody was writing, or (if `name` is given) not so."""
+    found = _TEMPORARY.fullmatch(entry.name)
+    if found is None and (earlier := _EARLIER.fullmatch(entry.name)) and entry.is_dir():
+        ours = earlier[1] == name or re.fullmatch(r"step-\d+", earlier[1])  # checkpoints
+        found = earlier if ours or any((entry / kept).exists() for kept in (_OLD, _GONE)) else None
+    return found[1] if found and name in (None, found[1]) else None
+
+
 def _hidden(path: Path) -> Path:
     """A name beside `path` that nobody has."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.attnbench")
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}~")
 
 
 def _made(path: Path) -> Path:

@@ -40,6 +40,15 @@ class Spec(BaseModel):
                     )
         return raw
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **given: Any) -> None:
+        super().__pydantic_init_subclass__(**given)
+        for base in cls.__mro__[1:]:
+            for name in cls.model_fields.keys() & base.__dict__.keys():
+                if isinstance(base.__dict__[name], property):  # which would be read in the field's place
+                    raise TypeError(f"{cls.__name__}.{name}: {base.__name__} tells something by this name; call the "
+                                    "field otherwise")  # fmt: skip
+
     def dump(self) -> dict[str, Any]:
         """Plain YAML-ready mapping of every field; parsing it gives an equal spec."""
         return self.model_dump(mode="json")

@@ -145,7 +145,8 @@ class TableSpec(Spec):
     cols: str | None = None
     """The axis whose values are the columns; left out: one line a row, one column a metric."""
     mean: bool = False
-    """A last column, of what stands in all others of a line but the dense model's (budget inf), on average."""
+    """A last column, of what stands in all others of a line but the dense model's (budget inf), on average. A table of
+    one line is shown from top to bottom, and has none."""
     value: Annotated[str | list[str], Field(min_length=1)] = "test/bleu"
     """The metric of the cells, the first one where several are named; left out: the task's own."""
     reduce: Literal["mean_std", "mean", "max"] = "mean_std"

@@ -78,7 +78,7 @@ def _require_copy(target: Path, folder: Path) -> None:
     if folder.resolve().is_relative_to(target):
         raise SpecError(f"{target}: the run folder is there, or in it; save to another place, like results")
     if target.is_relative_to(folder.resolve()):
-        raise SpecError(f"{target}: this is in the run folder; save to another place, like results")
+        raise SpecError(f"{target}: this is in the run folder; save to a place outside of it")
     if target.exists() and not (target.is_dir() and ((target / GRID).exists() or not any(target.iterdir()))):
         raise SpecError(f"{target}: is there, and holds no {GRID}: no table was saved there; name another place")
 

@@ -50,11 +50,13 @@ class PairedTests:
         signature = next((cell.signatures[metric] for cell in best.done if metric in cell.signatures), "")
         if not has_test(metric):
             return None
-        from attnbench.metrics.bleu import kind_of
+        kind = None
+        if name not in COUNTED:
+            from attnbench.metrics.bleu import kind_of
 
-        kind = kind_of(signature) if name not in COUNTED else None
-        if kind is None and name not in COUNTED:
-            return None
+            kind = kind_of(signature)
+            if kind is None:
+                return None
         pairs = _pairs(metric, best, other)
         ours, theirs = (_joined([pair[side] for pair in pairs], metric.replace("/", ".") if kind is None else split)
                         for side in (0, 1))  # fmt: skip

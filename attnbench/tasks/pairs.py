@@ -26,6 +26,7 @@ from attnbench.metrics.bleu import Score
 from attnbench.metrics.likelihood import perplexity
 from attnbench.metrics.sparsity import SiteSparsity
 from attnbench.models.base import Seq2SeqModel, Sizes, Source
+from attnbench.models.fertility.base import Fertility
 from attnbench.search.base import Searcher, SpecialIds
 from attnbench.tasks.base import Loss, Metrics, TaskSpec
 from attnbench.tasks.decoding import SENTENCES, Decoded, decode, decode_ids, decode_large
@@ -121,6 +122,11 @@ class PairTask(ABC):
 
     def adapt(self, model: Seq2SeqModel, data: Data, seed: int, *, fresh: bool) -> Data:
         fertility = model.source_fertility
+        if fertility is None and any(isinstance(module, Fertility) for module in model.modules()):
+            raise AttnbenchError(
+                f"{type(model).__name__} has a fertility and does not tell it, so that it would learn nothing; give it "
+                "the property source_fertility"
+            )
         if fertility is not None and fertility.needs == "oracle":
             return with_fertilities(data)
         if fertility is not None and fertility.needs == "lessons" and fresh:

@@ -104,7 +104,8 @@ class Recorded:
         self._slopes: dict[nn.Parameter, Tensor] = {}
 
     def __call__(self, batches: list[Any]) -> tuple[Float[Tensor, "2"], int]:
-        tokens, by = (targets(self._task, batches, each) for each in ("tokens", self._normalization))
+        tokens = targets(self._task, batches, "tokens")
+        by = tokens if self._normalization == "tokens" else targets(self._task, batches, self._normalization)
         while self._tape is not None:
             full = False
             self._begin()

@@ -26,7 +26,8 @@ def accumulate(
 ) -> tuple[Float[Tensor, "2"], int]:  # fmt: skip
     """Gradients of the mean loss over the tokens, or the sentences, of every batch; (summed loss and nll, on the
     device), tokens."""
-    tokens, by = (targets(task, batches, each) for each in ("tokens", normalization))
+    tokens = targets(task, batches, "tokens")
+    by = tokens if normalization == "tokens" else targets(task, batches, normalization)
     totals = [gradients(task, model, batch, by, smoothing, runtime) for batch in batches]
     return torch.stack(totals).sum(0), tokens
 

@@ -296,9 +296,20 @@ def test_a_kill_leaves_a_folder_whole_or_absent_and_sweep_clears_the_rest(tmp_pa
 
 def test_sweep_of_one_name_leaves_what_is_written_beside_it(tmp_path: Path):
     for name in ("a", "a.b"):
-        (tmp_path / f".{name}.01234567.attnbench").mkdir()
+        (tmp_path / f".{name}.01234567~").mkdir()
     sweep(tmp_path, "a")
-    assert os.listdir(tmp_path) == [".a.b.01234567.attnbench"]
+    assert os.listdir(tmp_path) == [".a.b.01234567~"]
+
+
+def test_sweep_clears_what_earlier_versions_left_where_it_is_theirs(tmp_path: Path):
+    for name in (".step-20.q1w2e3r_", ".data.q1w2e3r_/.replaced/part", ".old.abcdefgh/gone", ".named.abcdefgh"):
+        (tmp_path / name).mkdir(parents=True)
+    sweep(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == [".named.abcdefgh", "data"]  # which was moved aside
+    assert os.listdir(tmp_path / "data") == ["part"]
+    sweep(tmp_path, "other")
+    sweep(tmp_path, "named")
+    assert os.listdir(tmp_path) == ["data"]
 
 
 def test_sweep_leaves_what_is_hidden_and_someones_own(tmp_path: Path):

@@ -140,6 +140,23 @@ def test_a_path_may_begin_below_the_text():
     assert problems(caught.value, ("shape",))[0][0] == ("shape", "radius")
 
 
+@pytest.mark.filterwarnings("ignore:Field name:UserWarning")  # by which pydantic lets it pass
+def test_a_field_cannot_be_called_what_a_parent_tells():
+    class Parent(Spec):
+        @property
+        def outputs(self) -> int:
+            return 1
+
+    class Child(Parent):  # which tells it itself
+        @property
+        def outputs(self) -> int:
+            return 2
+
+    assert Child().outputs == 2
+    with pytest.raises(TypeError, match=r"^Other\.outputs: Parent tells something by this name"):
+        type("Other", (Parent,), {"__annotations__": {"outputs": int}, "__module__": __name__, "outputs": 3})
+
+
 def test_specs_are_frozen():
     with pytest.raises(ValidationError, match="frozen"):
         Box().count = 2  # pyright: ignore[reportAttributeAccessIssue]

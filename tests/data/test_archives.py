@@ -161,7 +161,7 @@ def test_how_it_is_packed_is_told_by_its_content(tmp_path: Path, packing: str, n
 def test_what_a_killed_process_left_goes(tmp_path: Path) -> None:
     path = tar(tmp_path / "a.tgz", ("x", b"1"))
     name = unpack(path, tmp_path / "elsewhere").name
-    (tmp_path / "raw" / f".{name}.01234567.attnbench").mkdir(parents=True)
+    (tmp_path / "raw" / f".{name}.01234567~").mkdir(parents=True)
     unpack(path, tmp_path / "raw")
     assert left(tmp_path) == [name]
 

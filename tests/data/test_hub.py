@@ -49,7 +49,7 @@ def test_two_at_once_make_it_once_and_what_a_killed_one_left_is_swept_up(
         write(*args)
 
     monkeypatch.setattr(module, "_write", slowly)
-    (tmp_path / ".out.01234567.attnbench").mkdir()
+    (tmp_path / ".out.01234567~").mkdir()
     hub = Hub({"train": table(tmp_path / "b.parquet", [{"de": "nein", "en": "no"}])})
     with ThreadPoolExecutor(2) as pool:
         assert len(list(pool.map(lambda _: from_hub(hub, ("de", "en"), tmp_path / "out"), range(2)))) == 2

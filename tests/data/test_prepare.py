@@ -405,7 +405,7 @@ def test_a_damaged_download_is_named_with_what_to_delete(tmp_path: Path) -> None
 def test_what_a_killed_process_left_is_swept_up(tmp_path: Path) -> None:
     mine = recipe(tmp_path / "text")
     path = prepared_path(mine, tmp_path / "cache")
-    remains = path.parent / f".{path.name}.01234567.attnbench"
+    remains = path.parent / f".{path.name}.01234567~"
     remains.mkdir(parents=True)
     (remains / "train.src.txt").write_text("half")
     prepare(mine, cache=tmp_path / "cache")

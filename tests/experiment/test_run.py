@@ -53,7 +53,7 @@ def test_the_resolved_spec_is_kept(bench: Any, experiment: Any):
 def test_a_claim_clears_what_a_killed_process_left(bench: Any, experiment: Any):
     cell = experiment.cells[0]
     folder = bench.runs / "cells" / cell.folder
-    mark = "01234567.attnbench"
+    mark = "01234567~"
     for name in (
         f"checkpoints/.step-2.{mark}/old", "checkpoints/step-1/state.pt", f".result.json.{mark}", ".notes.markdown",
     ):  # fmt: skip

@@ -134,7 +134,7 @@ def test_a_copy_does_not_lie_in_its_run_folder(run_folder, tmp_path: Path, into:
     (tmp_path / "link").symlink_to(folder)
     before = files(folder)
     for at in (folder, tmp_path / "link"):
-        with pytest.raises(SpecError, match="demo: this is in the run folder; save to another place"):
+        with pytest.raises(SpecError, match="demo: this is in the run folder; save to a place outside of it"):
             save(folder, at / into)
     assert files(folder) == before
 

@@ -17,6 +17,7 @@ from attnbench.core.errors import AttnbenchError
 from attnbench.data.base import BOS, EOS, PAD, Batch
 from attnbench.data.corpus import Data
 from attnbench.models.base import Seq2SeqModel, Source
+from attnbench.models.fertility.guided import GuidedFertilitySpec
 from attnbench.models.transformer import TransformerSpec
 from attnbench.search.base import Hypothesis, SpecialIds
 from attnbench.search.greedy import GreedySpec
@@ -246,6 +247,14 @@ def test_on_a_gpu_more_is_decoded_at_once(data, task, monkeypatch):
     task.sample_bleu(there, watched, Oracle(data, "train"), 60, 5)
     task.evaluate(there, watched, "valid", Oracle(data, "valid"), 1 << 20)
     assert asked[2:] == [decoding.ON_A_GPU, decoding.ON_A_GPU, 1 << 20]
+
+
+def test_a_fertility_that_a_model_does_not_tell_is_no_silent_loss(data, task):
+    model = build(task.spec)
+    assert task.adapt(model, data, 1, fresh=True) is data
+    model.own = GuidedFertilitySpec().build(task.spec.model_sizes())
+    with pytest.raises(AttnbenchError, match="Transformer has a fertility and does not tell it"):
+        task.adapt(model, data, 1, fresh=True)
 
 
 def test_speed_counts_the_tokens_that_were_produced(data, task):

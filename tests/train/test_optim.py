@@ -8,7 +8,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from attnbench.train.optim import LinearSpec, optimizers, schedules, set_rate
+from attnbench.train.optim import LinearSpec, ScheduleSpec, optimizers, schedules, set_rate
 
 STEPS = [1, 2, 99, 100, 101, 400, 4000, 100_000]
 
@@ -31,6 +31,19 @@ def test_noam_reads_the_width_of_the_model():
     schedule = schedules.parse({"kind": "noam", "warmup": 10})
     assert schedule.rate(10, 64) == pytest.approx(2 * schedule.rate(10, 256))
     assert schedule.rate(10, 256) == pytest.approx(10**-0.5 / 16)
+
+
+def test_a_schedule_says_whether_it_reads_the_width():
+    class Late(ScheduleSpec):
+        kind: str = "late"
+
+        def rate(self, step: int, width: int) -> float:
+            return 1.0 if step < 2001 else 1.0 / width
+
+    assert Late().reads_width
+    assert [schedules.parse({"kind": kind}).reads_width for kind in ("noam", "constant", "inverse_sqrt")] == [
+        True, False, False,
+    ]  # fmt: skip
 
 
 def test_inverse_square_root_climbs_to_its_rate_and_falls_to_its_floor():

@@ -89,7 +89,7 @@ def test_tied_weights_are_kept_once(tmp_path: Path):
 
 
 def test_steps_are_read_in_order_and_half_made_ones_left_out(tmp_path: Path):
-    for name in ("step-10", "step-9", ".step-11.01234567.attnbench", "step-x", "other"):
+    for name in ("step-10", "step-9", ".step-11.01234567~", "step-x", "other"):
         (tmp_path / name).mkdir()
     assert checkpoint_steps(tmp_path) == [9, 10]
     assert checkpoint_steps(tmp_path / "absent") == []
@@ -168,11 +168,14 @@ def test_sums_are_those_of_sha256sum(tmp_path: Path):
     assert sorted(files) == ["model.safetensors", "state.pt"]
 
 
+@pytest.mark.parametrize("sums", [True, False])
 @pytest.mark.parametrize("name", ["model.safetensors", "state.pt"])
 @pytest.mark.parametrize("harm", [cut, Path.unlink, lambda path: path.write_bytes(b""), other_pickle])
-def test_a_damaged_checkpoint_names_its_mend(tmp_path: Path, name: str, harm: Callable[[Path], object]):
+def test_a_damaged_checkpoint_names_its_mend(tmp_path: Path, name: str, harm: Callable[[Path], object], sums: bool):
     model, optimizer = stepped(1)
     save_checkpoint(tmp_path, model, optimizer, STATE)
+    if not sums:  # as those of earlier versions
+        (tmp_path / "step-7" / "SHA256SUMS").unlink()
     harm(tmp_path / "step-7" / name)
     with pytest.raises(AttnbenchError, match=f"{name}.*cannot be read.*remove the folder .*step-7") as caught:
         load_checkpoint(tmp_path, 7, model, optimizer)

@@ -36,6 +36,11 @@ def read_sides(source: Path, target: Path) -> Sides:
     return Sides([pair.source.text for pair in pairs], [pair.target.text for pair in pairs])
 
 
+def _has_words(text: Sides) -> bool:
+    """Whether some line has words on both sides."""
+    return any(source.split() and target.split() for source, target in zip(*text, strict=True))
+
+
 def align_text(
     text: Sides,
     method: Method = "grow-diag-final-and",
@@ -53,8 +58,8 @@ def align_text(
     Raises SpecError for options that exclude each other, DataError for a file that is no aligner or lines to learn from
     that pair no words, and MissingExtraError if eflomal is asked for and absent.
     """
-    taught = train or text
-    if not load and not any(source.split() and target.split() for source, target in zip(*taught, strict=True)):
+    taught = [train or text] if tool == "ibm2" else [text, *([train] if train else [])]
+    if not load and not any(map(_has_words, taught)):
         where = "--train" if train else "the text"
         raise DataError(f"{where}: no line has words on both sides; nothing can be learned")
     if tool == "eflomal":
