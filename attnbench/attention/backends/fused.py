@@ -17,18 +17,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnbench.attention.transforms.base import Fused, FusedKind
+from attnbench.attention.transforms.gpu_kinds import EXCESS, KINDS, LEAST
 from attnbench.core.derivatives import once_differentiable
 from attnbench.core.errors import MissingExtraError
 from attnbench.core.kernels import compiles, installed, interpreted
 
-__all__ = ["FEWEST", "LEAST", "LONG", "WIDEST", "attend", "compiles", "has_kernel", "interpreted", "kernels"]
+__all__ = ["FEWEST", "LONG", "WIDEST", "attend", "compiles", "has_kernel", "interpreted", "kernels"]
 
 WIDEST = 128
 """The widest head: of queries and keys, and of values."""
-LEAST = 1e-5
-"""The smallest alpha - 1 that is computed; below it entmax is softmax but for rounding."""
-_KINDS: dict[FusedKind, int] = {"softmax": 0, "topk": 0, "sparsemax": 1, "entmax15": 2, "entmax": 3}
-_EXCESS: dict[FusedKind, float] = {"softmax": 1.0, "topk": 1.0, "sparsemax": 1.0, "entmax15": 0.5}
 _UNMEASURED = -1
 """Of no kind: as kernels are for one whose tile has not been measured."""
 _ALL = 1 << 30
@@ -94,7 +91,7 @@ _SCATTERED = 8
 
 def has_kernel(transform: Fused) -> bool:
     """Whether the kernels know this transform."""
-    return transform.kind in _KINDS and transform.keep is None and transform.share is None and not transform.first
+    return transform.kind in KINDS and transform.keep is None and transform.share is None and not transform.first
 
 
 def attend(
@@ -136,11 +133,11 @@ def attend(
     if isinstance(excess, Tensor):
         excess = excess.float().clamp(min=LEAST).flatten().expand(heads).contiguous()
     else:
-        excess = _constant(max(LEAST, _EXCESS.get(transform.kind, excess)), heads, query.device)
+        excess = _constant(max(LEAST, EXCESS.get(transform.kind, excess)), heads, query.device)
     # drawn on the device, or a call that is recorded would drop the same weights whenever it is played
     seed = torch.randint(1 << 62, (1,), device=query.device) if dropout else None
     given = _Given(
-        _KINDS[transform.kind], transform.k or _ALL, scale, causal, min(dropout, _MOST_DROPPED),
+        KINDS[transform.kind], transform.k or _ALL, scale, causal, min(dropout, _MOST_DROPPED),
         _room(transform, query, keys),
     )  # fmt: skip
     context: Tensor = _Attention.apply(query, keys, held, excess, valid, seed, given)  # pyright: ignore[reportAssignmentType]
@@ -329,7 +326,7 @@ class _Attention(torch.autograd.Function):
 
 def _is_rough(given: _Given, query: Tensor) -> bool:
     """Whether thresholds have a kernel of their own, which does not find their last digits (_rough.py)."""
-    return given.kind == _KINDS["entmax15"] and query.dtype != torch.float32 and query.shape[2] >= FEWEST
+    return given.kind == KINDS["entmax15"] and query.dtype != torch.float32 and query.shape[2] >= FEWEST
 
 
 def _mix_roughly(made: tuple[Tensor, ...], seed: Tensor, given: _Given, *, masked: bool, grows: bool) -> None:
@@ -377,10 +374,10 @@ def _lists(query: Tensor, room: int) -> _Listed:
 def _classes(given: _Given, dtype: torch.dtype) -> int:
     """Of how many classes of keys the largest scores are kept, at most; 0: more keys may have a weight than these tell.
     As many as a tile has keys in float32 and in the interpreter, where another width may round otherwise."""
-    many = given.kind == _KINDS["topk"] and given.k > _FEW
+    many = given.kind == KINDS["topk"] and given.k > _FEW
     if many:
         return 0
-    dense = given.kind == _KINDS["topk"] and given.k > _SCATTERED
+    dense = given.kind == KINDS["topk"] and given.k > _SCATTERED
     return 64 if dense or interpreted() or dtype == torch.float32 else _CLASSES[given.kind]
 
 
@@ -389,7 +386,7 @@ def _listed_sizes(query: Tensor, values: Tensor, given: _Given) -> tuple[dict[st
     as many best scores, of which there must be some more than are kept."""
     width, value_width = (max(16, 1 << (each.shape[3] - 1).bit_length()) for each in (query, values))
     exact = query.dtype == torch.float32  # which takes twice the memory that a block of threads shares
-    many = given.kind == _KINDS["topk"] and given.k > given.room // 4
+    many = given.kind == KINDS["topk"] and given.k > given.room // 4
     first = {"BLOCK_M": 32 if exact and width > 64 else 64, "BLOCK_N": 64 if many else 32, "WIDTH": width}
     second = {"BLOCK_M": 8, "VALUE_WIDTH": value_width, "UNROLL": 4}
     if interpreted():

@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnbench.attention.transforms.base import Fused, FusedKind
+from attnbench.attention.transforms.base import SOFTMAX_BELOW, Fused
+from attnbench.attention.transforms.gpu_kinds import EXCESS, KINDS, LEAST
 from attnbench.attention.transforms.rowwise import shape_of, spread
 from attnbench.core import native
 from attnbench.core.kernels import compiles, programs, whole_rows
@@ -24,11 +25,6 @@ _ELEMENTS = 1 << 10
 """Scores that a program holds at least."""
 _A_WARP = 1 << 10
 """Scores of a warp."""
-_SOFTMAX_BELOW = 1e-4
-_LEAST = 1e-5
-"""Up to the first, alpha - 1 is the second, with which weights are those of softmax but for rounding."""
-_KINDS: dict[FusedKind, int] = {"softmax": 0, "topk": 0, "sparsemax": 1, "entmax15": 2, "entmax": 3}
-_EXCESS: dict[FusedKind, float] = {"softmax": 1.0, "topk": 1.0, "sparsemax": 1.0, "entmax15": 0.5}
 
 
 def serves(scores: Tensor) -> bool:
@@ -49,7 +45,7 @@ def weigh(scores: Float[Tensor, "... K"], valid: Bool[Tensor, "..."] | None, fus
     _kernels().weigh[programs(rows, sizes)](
         scores, _bytes(marks, scores), _bytes(kept, scores), excess, out,
         *_strides(marks), *_strides(kept), *excess.stride()[:3], rows, middle, inner, keys, fused.k,
-        KIND=_KINDS[fused.kind], VALID=marks is not None, KEEP=kept is not None,
+        KIND=KINDS[fused.kind], VALID=marks is not None, KEEP=kept is not None,
         ALL=fused.kind == "softmax" or not 0 < fused.k < keys, **sizes,
     )  # fmt: skip
     return out
@@ -68,7 +64,7 @@ def vjp(
     sizes = whole_rows(keys, _ELEMENTS, _A_WARP)
     _kernels().vjp[programs(rows, sizes)](
         weights, grad, excess, out, out if alphas is None else alphas, *excess.stride()[:3], rows, middle, inner, keys,
-        KIND=_KINDS[fused.kind], LEARNED=to_excess, **sizes,
+        KIND=KINDS[fused.kind], LEARNED=to_excess, **sizes,
     )  # fmt: skip
     return out if to_scores else None, alphas
 
@@ -79,12 +75,12 @@ def _kernels() -> Any:
 
 
 def _excess(fused: Fused, like: Tensor) -> Float[Tensor, "O M I 1"]:
-    given = fused.excess if fused.kind == "entmax" else _EXCESS[fused.kind]
+    given = fused.excess if fused.kind == "entmax" else EXCESS[fused.kind]
     if isinstance(given, Tensor):
         given = given.detach().to(like.dtype)
-        given = torch.where(given <= _SOFTMAX_BELOW, _LEAST, given)
+        given = torch.where(given <= SOFTMAX_BELOW, LEAST, given)
     else:
-        given = _constant(max(given, _LEAST), like.device)
+        given = _constant(max(given, LEAST), like.device)
     return spread(given, like)  # pyright: ignore[reportReturnType] - None of None alone
 
 
