@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from attnbench.attention.history import last_position
+from attnbench.core.registry import MemberError
 from attnbench.core.tree import closed_up, select_batch
 from attnbench.models.base import Seq2SeqModel, Source
 from attnbench.search.base import Hypothesis, SearchSpec, SpecialIds, accumulator, searches
@@ -43,6 +44,16 @@ class BeamSpec(SearchSpec):
             )
         return self
 
+    @model_validator(mode="after")
+    def _penalties_fit(self) -> Self:
+        """Said before a training, which would end with a search that cannot be made."""
+        lengths = torch.arange(1, 4)
+        _require_shape(self.penalty, "divisor", self.penalty.divisor(lengths), lengths.shape)
+        if self.coverage is not None:
+            given = self.coverage.penalty(torch.ones(1, 2, 3), torch.ones(1, 3, dtype=torch.bool))
+            _require_shape(self.coverage, "penalty", given, (1, 2))
+        return self
+
     @property
     def places(self) -> int:
         return self.size
@@ -63,6 +74,14 @@ class BeamSpec(SearchSpec):
 
     def build(self) -> Beam:
         return Beam(self)
+
+
+def _require_shape(member: object, method: str, found: Tensor, wanted: tuple[int, ...]) -> None:
+    if found.shape != wanted:
+        raise MemberError(
+            f"{type(member).__name__}.{method} gives a tensor of shape {tuple(found.shape)} where {tuple(wanted)} is "
+            "asked for; mend it"
+        )
 
 
 class Beam:

@@ -10,10 +10,12 @@ import torch
 from pydantic import ValidationError
 
 from attnbench.attention.history import last_position
+from attnbench.core.registry import MemberError
 from attnbench.experiment.spec import CellSpec
 from attnbench.models.base import Sizes, Source, models
 from attnbench.search.base import SpecialIds, searches
-from attnbench.search.coverage_penalty import coverage_penalties
+from attnbench.search.beam import BeamSpec
+from attnbench.search.coverage_penalty import CoveragePenaltySpec, coverage_penalties
 
 PAD, BOS, EOS, VOCABULARY = 0, 1, 2, 6
 LIMITS = SpecialIds(BOS, EOS, PAD)
@@ -118,6 +120,17 @@ def test_gates_read_no_more_than_one_word_a_step():
     for step in (1, 2):
         _, state = model.step(memory, state, torch.tensor([3]))
         assert model.received(state).sum().item() == pytest.approx(step)
+
+
+def test_another_shape_is_told_before_a_search():
+    class Each(CoveragePenaltySpec):
+        kind: str = "each"
+
+        def penalty(self, received, words):
+            return received.log()
+
+    with pytest.raises(MemberError, match=r"Each\.penalty gives a tensor of shape \(1, 2, 3\) where \(1, 2\) is asked"):
+        BeamSpec(coverage=Each())
 
 
 def test_a_model_that_attends_to_nothing_is_refused():

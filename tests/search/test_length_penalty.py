@@ -2,7 +2,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from attnbench.search.length_penalty import length_penalties
+from attnbench.core.registry import MemberError
+from attnbench.search.beam import BeamSpec
+from attnbench.search.length_penalty import LengthPenaltySpec, length_penalties
 
 LENGTHS = torch.arange(1, 200)
 
@@ -29,6 +31,17 @@ def test_a_divisor_is_positive_and_never_falls(kind):
     assert divisor.dtype == torch.float64
     assert (divisor > 0).all()
     assert (divisor.diff() >= 0).all()
+
+
+def test_another_shape_is_told_before_a_search():
+    class Whole(LengthPenaltySpec):
+        kind: str = "whole"
+
+        def divisor(self, length):
+            return length.double().sum()
+
+    with pytest.raises(MemberError, match=r"Whole\.divisor gives a tensor of shape \(\) where \(3,\) is asked for"):
+        BeamSpec(penalty=Whole())
 
 
 def test_the_family():
