@@ -9,7 +9,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from attnbench.core.errors import DataError
-from attnbench.core.spec import Spec
+from attnbench.core.registry import MemberError
+from attnbench.core.spec import Spec, unknown
 from attnbench.data.datasets.base import MOSES_CODES, DatasetField, datasets
 from attnbench.data.separated import Separated
 from attnbench.data.tokenizers.base import TokenizerField, Vocabulary, VocabularySizes
@@ -56,6 +57,10 @@ class Recipe(Spec):
         except (ValueError, ValidationError):
             return raw  # told at its own place when the field is read
         usual = dataset.usual()
+        for key in usual.keys() - Recipe.model_fields.keys():  # which would be told as a fault of the spec's
+            raise MemberError(
+                f"{type(dataset).__name__}: {unknown('key of its recipe', key, list(Recipe.model_fields))}"
+            )
         tokenizer, its_usual = raw.get("tokenizer"), usual.get("tokenizer", {"kind": "bpe"})
         given = {"kind": tokenizer} if isinstance(tokenizer, str) else tokenizer
         if isinstance(given, Mapping) and given.get("kind", its_usual["kind"]) == its_usual["kind"]:

@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from attnbench.core.files import parse_yaml
+from attnbench.core.registry import MemberError
 from attnbench.core.spec import problems
 from attnbench.data.datasets.base import SPLITS, datasets
 from attnbench.data.recipe import Recipe
@@ -45,6 +46,12 @@ def usual(kind: str) -> Recipe:
 
 def test_the_corpora_there_are() -> None:
     assert datasets.kinds() == sorted(DIGESTS)
+
+
+def test_a_wrong_key_of_a_corpus_is_no_fault_of_the_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.get("iwslt14-de-en"), "recipe", {"lower_case": True})
+    with pytest.raises(MemberError, match=r"^\w+: unknown key of its recipe 'lower_case'; did you mean 'lowercase'\?"):
+        usual("iwslt14-de-en")
 
 
 def test_keys_left_out_take_the_usual_value_of_the_corpus() -> None:
