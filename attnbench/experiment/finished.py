@@ -78,14 +78,16 @@ def _restore_texts(root: Path, cell: Cell, settings: Settings) -> None:
 
 
 def finished_elsewhere(experiment: Experiment, settings: Settings) -> Finished:
-    """The finished cells of other tables: committed beside the spec, or among the runs.
+    """The finished cells of other tables: committed beside the spec, those of this very table first, or among the runs.
 
     Every folder of every run is looked at for it: once, when it is first called. One that is finished after that is
     trained here all the same, as each has been looked for before the first is trained; in the table's own folder, other
     processes' cells are seen whenever they are done (executor.attempt).
     """
     path = experiment.document.path
-    places = [*([path.parent / "results"] if path is not None else []), settings.runs]
+    committed = [] if path is None else [path.parent / "results"]
+    own = [place / experiment.name.rpartition("/")[2] for place in committed]  # another's may be of another version
+    places = [*own, *committed, settings.runs]
     return functools.cache(lambda: finished_in(place for place in places if place.is_dir()))
 
 

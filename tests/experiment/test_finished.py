@@ -30,6 +30,18 @@ def test_results_committed_beside_the_spec_are_done(bench: Any, ran: list[Cell])
     assert [cell.status for cell in collect(bench.runs / "tiny").cells] == ["done", "done"]
 
 
+def test_of_results_that_two_tables_have_a_table_takes_its_own(bench: Any, ran: list[Cell]):
+    experiment = bench.experiment()
+    first = experiment.cells[0]
+    for table, bleu in (("another", 1.0), ("tiny", 2.0)):
+        committed = bench.folder / "results" / table / "cells" / first.folder
+        committed.mkdir(parents=True)
+        content = {"digest": first.digest, "metrics": {"test/bleu": bleu}}
+        (committed / "result.json").write_text(json.dumps(content))
+    bench.run(experiment)
+    assert collect(bench.runs / "tiny").cells[0].metrics == {"test/bleu": 2.0}
+
+
 def test_the_same_run_in_another_experiment_is_done(bench: Any, ran: list[Cell]):
     bench.run(bench.experiment({"name": "one"}))
     other = bench.experiment({"name": "deep/two", "grid": {"axes": {"model.attention.default.budget": [2, 1]}}})
