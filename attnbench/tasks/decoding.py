@@ -30,7 +30,7 @@ Decoded = dict[int, Hypothesis]
 
 @torch.no_grad()
 def decode(model: Seq2SeqModel, batches: Iterable[Batch], searcher: Searcher, special: SpecialIds) -> Decoded:
-    """Of every line of these batches, as they are given."""
+    """The best output of each line, a batch at a time as they are given."""
     device = next(model.parameters()).device
     decoded: Decoded = {}
     with computing(model, searcher.spec):
